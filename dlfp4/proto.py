@@ -268,6 +268,11 @@ class TensorProto:
         return self.format is not None
 
     @property
+    def _extents(self) -> tuple[int, ...]:
+        """The shape; in a graph, which may take that of a description from outside for symbols, as constants."""
+        return self.shape if graph_now() is None else constants(self.shape)
+
+    @property
     def _axes(self) -> list[_Axis]:
         axes: list[_Axis] = [-1, -2]
         return [axis for axis, wanted in zip(axes, (self.rowwise, self.columnwise), strict=True) if wanted]
@@ -284,7 +289,7 @@ class TensorProto:
         """
         if self.format is None:
             assert self.dtype is not None
-            return (Buffer("data", self.shape, self.dtype),)
+            return (Buffer("data", self._extents, self.dtype),)
         named = {}
         for axis in self._axes:
             for buffer in self._buffers_along(axis):
@@ -296,10 +301,11 @@ class TensorProto:
         """The buffers along one axis, of a quantized tensor, by the names of their parts."""
         assert self.format is not None
         # Extents that a compiler has only by name are not hashable, and must not be: nothing is remembered of them.
-        symbolic = any(map(is_symbolic, self.shape))
+        shape = self._extents
+        symbolic = any(map(is_symbolic, shape))
         describe = _core._describe_buffers if symbolic else buffers_of
         return describe(
-            self.shape,
+            shape,
             self.format.name,
             axis,
             self.scale_layout,
@@ -468,19 +474,38 @@ DEVICES = {name: _core._parse_device(name) for name in ("cpu", *(f"cuda:{index}"
 DTYPES = {name: _core._parse_dtype(name) for name in (*COMMON, *COMPLEX, "bfloat16", *FP8, *SUBBYTE)}
 
 
+def entry_of(table: Mapping[str, Any], given: Any, parse: Callable[[Any], Any]) -> Any:
+    """What a table has by a name, or has itself, of which a graph knows that it is the same; else what is parsed."""
+    if isinstance(given, str) and given in table:
+        return table[given]
+    for entry in table.values():
+        if entry is given:
+            return entry
+    return parse(given)
+
+
 def element_of(dtype: Any) -> np.dtype[Any]:
     """An element type."""
-    return DTYPES[dtype] if isinstance(dtype, str) and dtype in DTYPES else _core._parse_dtype(dtype)
+    found: np.dtype[Any] = entry_of(DTYPES, dtype, _core._parse_dtype)
+    return found
 
 
 def format_of(format: Any) -> Format:
     """A row of the table of formats."""
-    return FORMATS[format] if isinstance(format, str) and format in FORMATS else _core._find_format(format)
+    found: Format = entry_of(FORMATS, format, _core._find_format)
+    return found
 
 
 def device_of(device: Any) -> Device:
     """A device."""
-    return DEVICES[device] if isinstance(device, str) and device in DEVICES else _core._parse_device(device)
+    found: Device = entry_of(DEVICES, device, shared_device)
+    return found
+
+
+def shared_device(device: Any) -> Device:
+    """A device, as the table has it where it has an equal one."""
+    found = _core._parse_device(device)
+    return DEVICES.get(str(found), found)
 
 
 def signs_of(hadamard: Any) -> tuple[int, ...] | None:
@@ -555,10 +580,15 @@ def is_symbolic(extent: Any) -> bool:
     return not known and hasattr(extent, "__floordiv__")
 
 
+def constants(shape: Any) -> tuple[int, ...]:
+    """Extents as numbers, which a graph that had them as symbols is then made for: a range has a length."""
+    return tuple([len(range(extent)) for extent in shape])
+
+
 def _parse_shape(shape: Any) -> tuple[int, ...]:
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
-    if graph_now() is not None:  # a range has a length: extents become constants of the graph
-        extents = tuple([len(range(extent)) for extent in given])
+    if graph_now() is not None:
+        extents = constants(given)
     else:
         extents = tuple([extent if is_symbolic(extent) else _core._parse_integer(extent, "shape") for extent in given])
     if any([not is_symbolic(extent) and extent < 0 for extent in extents]):  # noqa: C419  (which Dynamo can trace)

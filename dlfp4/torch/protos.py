@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import register_constant
 
 from dlfp4 import _core, proto
-from dlfp4.formats import FLOATS, offsets_of
+from dlfp4._core import Device
+from dlfp4.formats import FLOATS, Format, offsets_of
 from dlfp4.formats import granularity_of as granularity_by_count
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding
-from dlfp4.proto import InGraph, TensorProto
+from dlfp4.proto import InGraph, TensorProto, constants
 from dlfp4.torch.representing import PAIRS, Parts, as_parts, described, single_shape
 
 
@@ -56,11 +58,6 @@ def describe_quantized(x: Parts, axes: list[int]) -> TensorProto:
     )
 
 
-def constants(shape: Any) -> tuple[int, ...]:
-    """Extents as numbers, which a graph that had them as symbols is then made for: a range has a length."""
-    return tuple([len(range(extent)) for extent in shape])
-
-
 def allocate(made: TensorProto) -> Any:
     """A tensor of a description, or its parts, with memory that is not initialised."""
     device = [name for name, device in proto.DEVICES.items() if device is made.device][0]  # noqa: RUF015
@@ -76,7 +73,12 @@ def specs(made: TensorProto) -> Any:
     name = None if made.format is None else made.format.name
     how = (made.packed, made.scale_layout, made.pad, made.rowwise, made.columnwise, made.scale_dtype)
     offsets = (made.zero_points, made.biases)
-    return specs_of_constants(made.shape, element, name, *how, made.global_scale_per, made.hadamard, *offsets)
+    return specs_of_constants(made._extents, element, name, *how, made.global_scale_per, signs(made), *offsets)
+
+
+def signs(made: TensorProto) -> tuple[int, ...] | None:
+    """Those of the Hadamard transform, as constants, as extents are."""
+    return None if made.hadamard is None else tuple([1 if sign > 0 else -1 for sign in made.hadamard])
 
 
 def flatten(made: TensorProto, x: Any) -> dict[str, torch.Tensor]:
@@ -105,8 +107,8 @@ def unflatten(made: TensorProto, buffers: Any) -> Any:
     for axis in made._axes:
         beside = "biases" if made.biases else "zero_points"
         parts: list[Any] = [named.get(made._name(name, axis)) for name in ("data", "scales", "global_scale", beside)]
-        kind = text_of(made.format.name, axis, made.scale_layout, made.hadamard, made.zero_points, made.biases)
-        results.append(Parts(parts[0], parts[1], parts[2], kind, made.shape, parts[3]))
+        kind = text_of(made.format.name, axis, made.scale_layout, signs(made), made.zero_points, made.biases)
+        results.append(Parts(parts[0], parts[1], parts[2], kind, made._extents, parts[3]))
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -175,4 +177,6 @@ for function in (
     *proto.CONSTANT, name_of, facts_of, text_of, completes, granularity_of, scale_type_of, specs_of_constants,
 ):  # fmt: skip
     torch.compiler.assume_constant_result(function)
+for constant in (TensorProto, Format, Device):  # that of another value is for another graph
+    register_constant(constant)
 proto.IN_GRAPH.append(InGraph(torch.compiler.is_dynamo_compiling, describe, allocate, flatten, unflatten))

@@ -1,5 +1,6 @@
 """TensorProto under Dynamo: it describes, allocates, takes apart and puts together, in one graph."""
 
+import dataclasses
 import importlib
 
 import pytest
@@ -78,7 +79,7 @@ def test_buffers_and_memory_by_usage(name, usage):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in FORMATS),
+        *((name, {}) for name in dlfp4.formats()),
         ("nvfp4", {"recipe": dlfp4.Recipe(global_scale_per="row")}),
         ("mxfp4", {"scale_layout": "128x4"}),
         ("nvfp4", {"hadamard": 3}),
@@ -133,6 +134,48 @@ def test_scaled_tensors_inside_and_outside_of_a_graph(name):
 def eager_proto(q):
     """What a graph says of a tensor, as one says it outside."""
     return importlib.import_module("dlfp4.torch.protos").describe(q)
+
+
+FROM_OUTSIDE = [
+    TensorProto((4, 64), format="nvfp4"),
+    TensorProto((8, 64), format="nvfp4"),
+    TensorProto((8, 64), format="mxfp4"),
+    TensorProto((128, 64), format="mxfp8_e4m3", rowwise=False, columnwise=True),
+    TensorProto((2, 4, 64), format="nvfp4", global_scale_per="row", hadamard=3),
+    TensorProto((4, 64), "bfloat16"),
+    TensorProto.of(torch.ones(2, 3)),
+]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_descriptions_from_outside_are_constants_by_value(dynamic):
+    """A graph is of one of them, and of all that equal it, however extents of others have differed."""
+
+    def function(x, proto):
+        again = TensorProto(proto.shape, proto.dtype, proto.format, proto.device)
+        parts = proto.flatten(proto.allocate())
+        shapes = [buffer.shape for buffer in proto.buffers()]
+        return x + 1, shapes, [*parts.items()], proto == FROM_OUTSIDE[2], again == proto, proto.format == "nvfp4"
+
+    graphs = traced(function, dynamic)
+    for one_of_many in (False, True):
+        with torch._dynamo.config.patch(error_on_recompile=one_of_many):
+            for proto in FROM_OUTSIDE:
+                given = dataclasses.replace(proto)
+                _, shapes, parts, is_third, is_again, is_nvfp4 = graphs(torch.ones(2), given)
+                assert shapes == [buffer.shape for buffer in proto.buffers()]
+                specs = importlib.import_module("dlfp4.torch.protos").specs(proto)
+                assert [(name, part.shape, part.dtype) for name, part in parts] == list(specs)
+                again = TensorProto(proto.shape, proto.dtype, proto.format, proto.device)
+                expected = (proto == FROM_OUTSIDE[2], again == proto, proto.format == "nvfp4")
+                assert (is_third, is_again, is_nvfp4) == expected, proto
+
+
+def test_devices_of_descriptions_are_one_object():
+    """Compilers compare no others: those of tensors on CUDA devices are made anew each time."""
+    for name in ("cpu", "cuda:0"):
+        device = dlfp4._core._parse_device(name)
+        assert TensorProto(3, "float32", None, device).device is TensorProto(4, "int8", None, name).device
 
 
 def test_plain_memory():
