@@ -56,18 +56,18 @@ dlfp4_status check_tiles(const Elements &scales, int layout, int64_t rows, int64
 }
 
 dlfp4_status quantize_on_host(const Quantization &call) {
-  dlfp4_tensor_scale scale = {1, 1, 0};
-  const bool places = call.places[0] || call.places[1];
-  if (is_decode_scale(call.given)) {
+  dlfp4_tensor_scale scale = {};
+  const bool is_given = is_decode_scale(call.given), has_scale = is_given || call.places[0] || call.places[1];
+  if (is_given) {
     scale = dlfp4_host_given_tensor_scale(call.given);
-  } else if (places) {
+  } else if (has_scale) {
     const uint32_t rotation = (call.along[0] ? call.along[0] : call.along[1])->rotation;
     const dlfp4_matrix x = rotation && !call.along[0] ? turned(call.x) : call.x;
     if (const dlfp4_status status = dlfp4_host_find_tensor_scale(&x, call.format, &call.recipe, rotation, &scale))
       return status;
   }
-  if (const dlfp4_status status =
-          dlfp4_host_quantize(&call.x, call.format, &call.recipe, &scale, call.along[0], call.along[1]))
+  if (const dlfp4_status status = dlfp4_host_quantize(&call.x, call.format, &call.recipe, has_scale ? &scale : nullptr,
+                                                      call.along[0], call.along[1]))
     return status;
   for (float *place : call.places)
     if (place) *place = scale.decode;
@@ -125,8 +125,7 @@ dlfp4_status dlfp4_dequantize(const dlfp4_scaled_tensor *q, const DLTensor *out,
   if (q->axis == -2) values = turned(values);
   if (const dlfp4_status status = read_scaled(q, values.rows, values.columns, 0, &scaled)) return status;
   if (!place.on_host) return dequantize_on_cuda(place, scaled, q->format, values);
-  const bool two_level = dlfp4_formats[q->format].kind == DLFP4_TWO_LEVEL;
-  const float decode = two_level && scaled.global_scale ? *scaled.global_scale : 1;
+  const float decode = scaled.global_scale ? *scaled.global_scale : 1;  // of formats with one level nobody reads it
   return dlfp4_host_dequantize(&scaled.blocks, q->format, decode, &values);
 }
 

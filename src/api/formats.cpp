@@ -97,7 +97,7 @@ dlfp4_status dlfp4_size_buffers(int format, int axis, int layout, int64_t rows, 
   const dlfp4_format_row &row = dlfp4_formats[format];
   if (!takes_layout(row, layout)) return DLFP4_E_OPTION;
   if (rows < 0 || columns < 0 || rows > kMostExtent || columns > kMostExtent) return DLFP4_E_SHAPE;
-  int64_t elements, scales;
+  int64_t elements;
   const int64_t lines = axis == -1 ? rows : columns;
   const int64_t length = stored_length(row, axis == -1 ? columns : rows);
   const int bits = dlfp4_dtypes[row.element].bits;
@@ -107,10 +107,9 @@ dlfp4_status dlfp4_size_buffers(int format, int axis, int layout, int64_t rows, 
   found.data[!across] = length;
   size_scales(row, layout, lines, length, across, &found);
   if (__builtin_mul_overflow(lines, length, &elements) || elements > INT64_MAX / 64) return DLFP4_E_SHAPE;
-  if (__builtin_mul_overflow(found.scales[0], found.scales[1], &scales) || scales > INT64_MAX / 64)
-    return DLFP4_E_SHAPE;
   found.data_bytes = (elements * bits + 7) / 8;
-  found.scale_bytes = scales * (dlfp4_dtypes[row.scale].bits / 8);
+  // Scales are fewer than elements, up to what completes tiles: their product needs no question of its own.
+  found.scale_bytes = found.scales[0] * found.scales[1] * (dlfp4_dtypes[row.scale].bits / 8);
   *sizes = found;
   return DLFP4_OK;
 }

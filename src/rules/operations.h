@@ -103,9 +103,9 @@ dlfp4_tensor_scale dlfp4_host_given_tensor_scale(float decode);
 int dlfp4_host_is_decode_scale(float number);
 
 /* `along_rows` has a line a row of x, `along_columns` a line a column; either may be NULL. `scale` is that of the whole
- * tensor, for the formats that have one. Lines whose last block is incomplete are completed with zeros where
- * blocks->length says so, and otherwise only taken by formats with float32 scales. Lines that are rotated are those of
- * one direction: each has a scale of the whole tensor of its own. */
+ * tensor, NULL where there is none. Lines whose last block is incomplete are completed with zeros where blocks->length
+ * says so, and otherwise only taken by formats with float32 scales. Lines that are rotated are those of one direction:
+ * each has a scale of the whole tensor of its own. */
 dlfp4_status dlfp4_host_quantize(const dlfp4_matrix *x, int format, const dlfp4_recipe *recipe,
                                  const dlfp4_tensor_scale *scale, const dlfp4_blocks *along_rows,
                                  const dlfp4_blocks *along_columns);

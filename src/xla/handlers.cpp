@@ -62,15 +62,15 @@ dlfp4_status find_scale(const dlfp4_quantize_plan &plan, void *given, dlfp4_tens
 
 // Quantizes what `plan` has addresses for; `units` are where the scale of the whole tensor is kept.
 dlfp4_status quantize_part(const dlfp4_quantize_plan &plan, void *given, float *const units[2]) {
-  dlfp4_tensor_scale scale = {1, 1, 0};
+  dlfp4_tensor_scale scale = {};
   if (plan.has_scale) {
     const dlfp4_status status = find_scale(plan, given, &scale);
     if (status != DLFP4_OK) return status;
     for (int k = 0; k < 2; ++k)
       if (units[k] != nullptr) *units[k] = scale.decode;
   }
-  return dlfp4_host_quantize(&plan.x, plan.format, &plan.recipe, &scale, plan.along[0] ? &plan.blocks[0] : nullptr,
-                             plan.along[1] ? &plan.blocks[1] : nullptr);
+  return dlfp4_host_quantize(&plan.x, plan.format, &plan.recipe, plan.has_scale ? &scale : nullptr,
+                             plan.along[0] ? &plan.blocks[0] : nullptr, plan.along[1] ? &plan.blocks[1] : nullptr);
 }
 
 bool are_decode_scales(const float *given, int64_t count) {

@@ -1,6 +1,7 @@
 """The C API on DLTensors gives the bytes of the package's functions, and refuses what it does not take."""
 
 import ctypes
+import math
 from ctypes import byref
 
 import ml_dtypes
@@ -95,6 +96,24 @@ def test_sizes_that_do_not_exist():
         assert C.size_buffers(format, -1, 0, *shape, byref(sizes)) == c_api.E_SHAPE
     assert bytes(sizes) == bytes(c_api.Sizes())
     assert C.size_buffers(format, -1, 0, most, 0, byref(sizes)) == c_api.OK
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_largest_sizes_are_products_that_did_not_wrap(name, axis):
+    taken = 0
+    for layout in range(len(LAYOUTS)):
+        for rows in (0, 1, 2**16, 2**17, 2**40 - 1, 2**40):
+            for columns in (0, 1, 2**16, 2**17 - 256, 2**40 - 1, 2**40):
+                sizes, format = c_api.Sizes(), C.find_format(name.encode())
+                if C.size_buffers(format, axis, layout, rows, columns, byref(sizes)) != c_api.OK:
+                    continue
+                info = c_api.FormatInfo()
+                C.describe_format(format, byref(info))
+                assert sizes.data_bytes == (math.prod(sizes.data) * info.element.bits + 7) // 8
+                assert sizes.scale_bytes == math.prod(sizes.scales) * info.scale.bits // 8
+                taken += 1
+    assert taken >= 20
 
 
 def test_null_is_no_name_and_no_place_for_answers():
