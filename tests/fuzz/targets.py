@@ -333,10 +333,16 @@ def arguments(rng):
 
 
 def texts(rng):
-    """Changed JSON in the place of a model's index."""
-    content = json.dumps({"weight_map": {"a": "a.safetensors"}, "metadata": {"total_size": 3}}).encode()
+    """Changed JSON in the place of a model's index: other bytes, or other values."""
+    index = {"weight_map": {"a": "a.safetensors"}, "metadata": {"total_size": 3}}
+    if rng.random() < 0.5:
+        makers.change_json(rng, index)
+        content = json.dumps(index).encode()
+    else:
+        content = json.dumps(index).encode()
+        content = makers.changed_bytes(rng, content, len(content))
     path = Path(FOLDER.name, "model.safetensors.index.json")
-    path.write_bytes(makers.changed_bytes(rng, content, len(content)))
+    path.write_bytes(content)
     try:
         checkpoints.models.read_index(path)
     except ValueError:
