@@ -171,8 +171,8 @@ def test_examples_are_built_with_the_package(tmp_path):
     assert all(15 < float(row[2]) < 35 for row in rows)
 
 
+@same_on_every_python
 @needs("cmake", "cc", "c++")
-@pytest.mark.slow
 def test_the_example_with_pytorch_is_built(tmp_path):
     torch = framework("torch")
     run("cmake", "-S", ROOT / "examples", "-B", tmp_path, FOUND, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}")
