@@ -212,8 +212,10 @@ def hammer(session: nox.Session) -> None:
 
 
 def in_core(report: str) -> bool:
-    """Whether what a report of ThreadSanitizer tells of happened in the core itself, not in what it called."""
-    places = re.findall(r"^    #0 .*", report, re.MULTILINE)
+    """Whether what a report of ThreadSanitizer tells of happened in the core itself, not in what it called but to copy,
+    to set or to free memory.
+    """
+    places = re.findall(r"^    #0 (?:(?:mem\w+|free) .*\n    #1 )?(.*)", report, re.MULTILINE)
     return any("_core." in place for place in places[:2])  # the two accesses; where memory and threads are from follows
 
 
