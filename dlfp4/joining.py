@@ -89,7 +89,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     ndim = given[0].ndim
     number = _parse_integer(axis, "axis")
     if not -ndim <= number < ndim:
-        raise ValueError(f"axis={number}: the tensors have {ndim} dimensions")
+        raise ValueError(f"axis={number}: the tensors have {ndim} dimensions; expected {-ndim} to {ndim - 1}")
     along = number % ndim
     check_shapes(given, along)
     given = [each for each in given if each.shape[along]] or given[:1]  # what is empty there adds nothing
@@ -160,9 +160,12 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
     all_of_them: Any = tensors
     if isinstance(all_of_them, ScaledTensor):
         raise TypeError(f"tensors is {summary(all_of_them)}; expected several ScaledTensors, in a list")
-    if not isinstance(all_of_them, Iterable):
-        raise TypeError(f"tensors is of type {type(all_of_them).__name__}; expected several ScaledTensors, in a list")
-    given = list(tensors)
+    try:
+        each_of_them = iter(all_of_them)
+    except TypeError:  # no iterable, or an array without dimensions
+        kind = type(all_of_them).__name__
+        raise TypeError(f"tensors is of type {kind}; expected several ScaledTensors, in a list") from None
+    given = list(each_of_them)
     for each in given:
         if not isinstance(each, ScaledTensor):
             raise TypeError(

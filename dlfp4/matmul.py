@@ -168,7 +168,9 @@ def as_operands(a: _Elements | ScaledTensor, b: _Elements | ScaledTensor) -> tup
     right = b if isinstance(b, ScaledTensor) else asarray(b)
     of_a, of_b = left.shape, right.shape
     if not of_a or len(of_b) != 2:
-        raise ValueError(f"a has shape {of_a} and b {of_b}; expected (..., M, K) and (K, N)")
+        instead = {1: ": for a vector b pass b.reshape(-1, 1)", 3: ": stacks of matrices are for grouped_matmul"}
+        remedy = instead.get(len(of_b), "") if of_a else ""
+        raise ValueError(f"a has shape {of_a} and b {of_b}; expected (..., M, K) and (K, N){remedy}")
     if of_a[-1] != of_b[0]:
         raise ValueError(
             f"a has shape {of_a} and b {of_b}: K is {of_a[-1]} and {of_b[0]}; expected (..., M, K) and (K, N), for a "

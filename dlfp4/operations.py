@@ -272,7 +272,9 @@ def without_axis(shape: tuple[int, ...], axis: int, name: str) -> tuple[int, ...
     if not shape:
         raise ValueError(f"{name} is 0-d and has no axis to sum over; reshape it to (1,) first")
     if not -len(shape) <= axis < len(shape):
-        raise ValueError(f"axis={axis} of {name}, which has {len(shape)} dimensions")
+        raise ValueError(
+            f"axis={axis} of {name}, which has {len(shape)} dimensions; expected {-len(shape)} to {len(shape) - 1}"
+        )
     along = axis % len(shape)
     return shape[:along] + shape[along + 1 :]
 

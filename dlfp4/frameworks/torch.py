@@ -75,7 +75,7 @@ def element_name(dtype: torch.dtype) -> str:
 
 def errors() -> tuple[type[Exception], ...]:
     """The exceptions with which PyTorch refuses an exchange, also for devices that its build lacks."""
-    return AssertionError, ImportError, RuntimeError, TypeError
+    return AssertionError, ImportError, RuntimeError, TypeError, ValueError
 
 
 def describe(x: torch.Tensor) -> tuple[tuple[int, ...], str]:

@@ -173,5 +173,8 @@ def unpack(x: Any, dtype: _DType | None = None) -> Array:
     proto, array = elements(x, dtype)
     assert proto.dtype is not None
     if proto.dtype.name not in SUBBYTE:
-        raise TypeError(f"{proto.dtype} fills its bytes; pack and unpack take types below 8 bits")
+        raise TypeError(
+            f"{proto.dtype} fills its bytes; pack and unpack take types below 8 bits: cast it to one first, by "
+            f"dlfp4.jax.cast, or say what packed bytes are by dtype="
+        )
     return convert(proto, jax.lax.stop_gradient(array), proto.dtype, packed=False)

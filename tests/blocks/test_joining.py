@@ -408,6 +408,7 @@ def test_mistakes():
         ([], ValueError, "empty"),
         (q, TypeError, "in a list"),
         (None, TypeError, "tensors is of type NoneType; expected several ScaledTensors, in a list"),
+        (np.array(3), TypeError, "tensors is of type ndarray; expected several ScaledTensors, in a list"),
         ([q, NORMAL[0]], TypeError, "quantize it"),
         ([q, dlfp4.quantize(NORMAL[0], "mxfp4")], ValueError, r"\.to\('nvfp4'\)"),
         ([q, dlfp4.quantize(NORMAL[0], "nvfp4", axis=-2)], ValueError, "axis of their blocks"),

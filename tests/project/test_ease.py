@@ -80,6 +80,9 @@ def test_to_like_of_what_lies_nowhere():
     gone.delete()
     with pytest.raises(BufferError, match="cannot say where it lies"):
         tensor.to_like(gone)
+    torch = capsules.framework("torch")
+    with pytest.raises(BufferError, match=r"this torch\.Tensor cannot say where it lies: Unknown device type meta"):
+        tensor.to_like(torch.ones(2, device="meta"))
 
 
 def test_scaled_tensors_give_their_parts_alike():
@@ -344,9 +347,7 @@ def test_lists_are_taken_as_numpy_takes_them():
 @pytest.mark.parametrize("wrong", [[[1, 2], [3]], ["a", "b"], [None], [{}], [b"x"]], ids=repr)
 def test_lists_of_something_else(wrong):
     for call in (dlfp4.asarray, lambda x: dlfp4.cast(x, "float32"), lambda x: dlfp4.quantize(x, "mxfp4")):
-        with pytest.raises(
-            TypeError, match=r"this list (is no array|holds a \w+); expected numbers|this list is no array"
-        ):
+        with pytest.raises(TypeError, match=r"this list (is no array: |has an element of type \w+; )expected numbers"):
             call(wrong)
 
 

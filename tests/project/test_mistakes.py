@@ -94,6 +94,32 @@ MISTAKES = {
         TypeError,
         "shape=<class 'int'> is of type type; expected an integer",
     ),
+    "a device of no number": (
+        lambda: dlfp4.from_dlpack(X, device=(99, 0)),
+        ValueError,
+        "DLPack device type 99 is unknown; expected one of 1 (cpu), 2 (cuda), 3 (cuda_host), ",
+    ),
+    "a quantized one to share": (
+        lambda: dlfp4.from_dlpack(W),
+        TypeError,
+        "a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it",
+    ),
+    "a gap in a list": (
+        lambda: dlfp4.asarray([1, None]),
+        TypeError,
+        "this list has an element of type NoneType; expected numbers, integers of at most 64 bits",
+    ),
+    "a word in a list": (lambda: dlfp4.asarray([1.5, "two"]), TypeError, "this list has an element of type str; "),
+    "a number beyond all types": (
+        lambda: dlfp4.asarray((1, 2**70)),
+        TypeError,
+        "this tuple has an element of type int; expected numbers, integers of at most 64 bits",
+    ),
+    "global scales of nothing": (
+        lambda: dlfp4.ScaledTensor.from_parts(W.data, W.scales, np.ones(3, np.float32), format="nvfp4"),
+        ValueError,
+        "global_scale has shape (3,); expected one number, or (32,), one a line of blocks, for nvfp4 of shape (32, 64)",
+    ),
     "a list of types": (lambda: dlfp4.cast(X, ["float32"]), TypeError, "dtype ['float32'] is of type list;"),
     "an array of three parts": (lambda: np.asarray(W), TypeError, "a ScaledTensor is no array"),
     "a product by NumPy": (lambda: X @ W.mT, TypeError, "dlfp4.matmul(x, w.mT) for a product"),
@@ -125,10 +151,35 @@ MISTAKES = {
         "a of shape (1, 64) has 64 elements along axis -1, b of shape (1, 32) has 32; both need the same number",
     ),
     "a matrix for a vector": (lambda: dlfp4.dot(X, X), ValueError, "dot takes two vectors; for more dimensions call"),
+    "an axis beyond all": (
+        lambda: dlfp4.vecdot(X, X, 2),
+        ValueError,
+        "axis=2 of a, which has 2 dimensions; expected -2 to 1",
+    ),
+    "an axis to join beyond all": (
+        lambda: dlfp4.concatenate([W, W], -3),
+        ValueError,
+        "axis=-3: the tensors have 2 dimensions; expected -2 to 1",
+    ),
+    "integers of 32 bits to sum": (
+        lambda: dlfp4.dot(np.ones(4, "int32"), np.ones(4, "int32")),
+        TypeError,
+        "or ScaledTensors. Convert others first, floats by dlfp4.cast",
+    ),
     "a number for a matrix": (
         lambda: dlfp4.matmul(np.float32(1), W.mT),
         ValueError,
         "a has shape () and b (64, 32); expected (..., M, K) and (K, N)",
+    ),
+    "a vector for a matrix": (
+        lambda: dlfp4.matmul(X, X[0]),
+        ValueError,
+        "a has shape (1, 64) and b (64,); expected (..., M, K) and (K, N): for a vector b pass b.reshape(-1, 1)",
+    ),
+    "a stack for a matrix": (
+        lambda: dlfp4.matmul(X[None], X[None]),
+        ValueError,
+        "and b (1, 1, 64); expected (..., M, K) and (K, N): stacks of matrices are for grouped_matmul",
     ),
     "a weight as it was quantized": (
         lambda: dlfp4.matmul(X, W),
@@ -176,7 +227,26 @@ MISTAKES = {
         ValueError,
         "seed=None with rounding='stochastic': stochastic rounding needs a seed",
     ),
-    "bytes to pack": (lambda: dlfp4.pack(X), TypeError, "float32 fills its bytes; pack and unpack take types below 8"),
+    "bytes to pack": (
+        lambda: dlfp4.pack(X),
+        TypeError,
+        "float32 fills its bytes; pack and unpack take types below 8 bits: cast it to one first, by dlfp4.cast; bytes",
+    ),
+    "integers to quantize": (
+        lambda: dlfp4.quantize(X.astype("int32"), "nvfp4"),
+        TypeError,
+        "int32 is not block-scaled: expected float64, float32, bfloat16 or float16; convert it first, with its own",
+    ),
+    "a layout that is a number": (
+        lambda: dlfp4.quantize(X, "nvfp4", scale_layout=128),
+        TypeError,
+        "scale_layout=128 is of type int; expected a string",
+    ),
+    "the same of parts": (
+        lambda: dlfp4.ScaledTensor.from_parts(W.data, W.scales, 1.0, format="nvfp4", scale_layout=["linear"]),
+        TypeError,
+        "scale_layout=['linear'] is of type list; expected a string",
+    ),
     "an axis by name": (
         lambda: dlfp4.quantize(X, "nvfp4", axis="rows"),
         TypeError,
@@ -196,6 +266,11 @@ MISTAKES = {
         lambda: W.dequantize("int8"),
         TypeError,
         "dtype=int8: block-scaled tensors dequantize to float32, bfloat16 or float16",
+    ),
+    "memory of another type": (
+        lambda: dlfp4.dequantize(W, out=np.empty((32, 64))),
+        TypeError,
+        "out has dtype float64: block-scaled tensors dequantize to float32, bfloat16 or float16",
     ),
     "no such order of weights": (
         lambda: dlfp4.shuffle_weight(X, "zigzag"),

@@ -239,6 +239,7 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     cdef int origin = NO_ORIGIN
     cdef Tensor self
     if not type_has(Py_TYPE(x), "__dlpack__"):
+        refuse_scaled(x)
         raise TypeError(f"{type(x).__name__} is no DLPack producer: expected an object with __dlpack__ and "
                         f"__dlpack_device__, or a capsule; for buffers and NumPy arrays call dlfp4.asarray")
     framework = frameworks.of_type(type(x))
@@ -322,10 +323,15 @@ cdef Tensor borrow(object x):
     return import_array(as_floats(x)) if isinstance(x, (list, tuple)) else as_producer(x, None, NO_ROW)
 
 
-cdef Tensor as_producer(object x, copy, int row):
-    """Import what is no producer itself: subclasses of NumPy's arrays, lists of numbers, buffers."""
+cdef int refuse_scaled(object x) except -1:
     if isinstance(x, ScaledTensor):
         raise TypeError("a ScaledTensor is several tensors: take its .data or .scales, or .dequantize() it")
+    return 0
+
+
+cdef Tensor as_producer(object x, copy, int row):
+    """Import what is no producer itself: subclasses of NumPy's arrays, lists of numbers, buffers."""
+    refuse_scaled(x)
     if type_has(Py_TYPE(x), "__dlfp4_scaled__"):
         raise TypeError(f"a {type(x).__name__} is several tensors: take one of its parts, or .dequantize() it; "
                         f"dlfp4.asarray takes it whole")
@@ -340,8 +346,8 @@ cdef Tensor as_producer(object x, copy, int row):
             x = np.asarray(memoryview(x))
         except (TypeError, ValueError):   # ValueError: items that NumPy has no type for
             raise TypeError(f"{type(x).__name__} has no memory to share: expected a DLPack producer or capsule, a "
-                            f"NumPy array or a buffer; for Python numbers call numpy.asarray first, of a variable "
-                            f"pass its value") from None
+                            f"NumPy array, a buffer or a list of numbers; for one number call numpy.asarray first, of "
+                            f"a variable pass its value") from None
     return retain(x, None, copy, row)
 
 
@@ -386,9 +392,16 @@ cdef object as_numbers(x):
     except (TypeError, ValueError) as error:   # rows of different length, or what is no number
         raise TypeError(f"this {type(x).__name__} is no array: expected numbers in rows of equal length "
                         f"({str(error).partition('. ')[0]})") from None
-    if numbers.dtype.hasobject or numbers.dtype.kind in "SUV":
-        raise TypeError(f"this {type(x).__name__} holds a {type(numbers.flat[0]).__name__}; expected numbers")
+    if is_strange(numbers.dtype):
+        strange = next(each for each in np.asarray(x, object).flat if is_strange(np.asarray(each).dtype))
+        raise TypeError(f"this {type(x).__name__} has an element of type {type(strange).__name__}; expected numbers, "
+                        f"integers of at most 64 bits")
     return numbers
+
+
+cdef bint is_strange(dtype):
+    """Whether it is not NumPy's type of numbers."""
+    return dtype.hasobject or dtype.kind in "SUV"
 
 
 def _borrow_out(out):

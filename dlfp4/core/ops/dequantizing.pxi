@@ -47,8 +47,8 @@ def dequantize(q, dtype=None, *, out=None, stream=None):
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, from quantize or "
                         "ScaledTensor.from_parts")
     if not SOURCE_ROWS >> row & 1:
-        raise TypeError(f"dtype={dlfp4_dtypes[row].name.decode()}: block-scaled tensors dequantize to float32, "
-                        f"bfloat16 or float16")
+        raise TypeError(f"{'out has dtype ' if dtype is None else 'dtype='}{dlfp4_dtypes[row].name.decode()}: "
+                        f"block-scaled tensors dequantize to float32, bfloat16 or float16")
     if (<ScaledTensor> q).turned:
         return dequantize(q.mT, dtype, out=None if out is None else given.mT, stream=stream).mT
     place = place_for((<ScaledTensor> q).data, stream, q, out)

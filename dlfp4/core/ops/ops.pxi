@@ -227,7 +227,9 @@ cdef Tensor repack(x, bint padded, out):
     cdef Tensor source = borrow(x), result
     cdef Place place
     if not is_subbyte(source.row):
-        raise TypeError(f"{dtype_name(source)} fills its bytes; pack and unpack take types below 8 bits")
+        raise TypeError(f"{dtype_name(source)} fills its bytes; pack and unpack take types below 8 bits: "
+                        f"cast it to one first, by dlfp4.cast; bytes of which each has a code are an array's "
+                        f".view(ml_dtypes.float4_e2m1fn)")
     place = place_for(source, None, x, out)
     if out is None:
         result = allocate_on(&place, source.row, source.dl.ndim, source.dl.shape, padded)

@@ -85,7 +85,7 @@ cdef int along_axis(int64_t axis, int ndim, str name) except -1:
     if ndim > MOST_DIMS:
         raise ValueError(f"{name} has {ndim} dimensions; expected {MOST_DIMS} at most: reshape it first")
     if not -ndim <= axis < ndim:
-        raise ValueError(f"axis={axis} of {name}, which has {ndim} dimensions")
+        raise ValueError(f"axis={axis} of {name}, which has {ndim} dimensions; expected {-ndim} to {ndim - 1}")
     return axis + ndim if axis < 0 else axis
 
 
@@ -205,7 +205,8 @@ cdef Tensor sum_over(a, b, int64_t axis, out):
 cdef int refuse_sums(left, right) except -1:
     raise TypeError(f"dlfp4 has no dot product of {name_of_factor(left)} and {name_of_factor(right)}: expected two "
                     f"tensors of one type, floats of at most 32 bits (not float8_e8m0fnu) or integers of at most 8; "
-                    f"two of different floating-point types; or ScaledTensors")
+                    f"two of different floating-point types; or ScaledTensors. Convert others first, floats by "
+                    f"dlfp4.cast")
 
 
 cdef int fill_sums(Factor *a, Factor *b, left, right, int64_t axis) except -1:

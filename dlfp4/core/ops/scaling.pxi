@@ -25,7 +25,7 @@ cdef int find_tensor_scale_at(const Place *place, void *call) noexcept nogil:
     return dlfp4_host_find_tensor_scale(&q.x, q.format, &q.recipe, q.rotation, &q.scale)
 
 
-def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=None, seed=None, str scale_layout="linear",
+def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=None, seed=None, scale_layout="linear",
              pad=False, hadamard=None, out=None, stream=None):
     """Quantize a tensor to a block-scaled format.
 
@@ -127,6 +127,7 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     cdef Tensor source = flatten(given, &place)
     cdef _Rules rules = find_rules(format, recipe, rounding)
     cdef bint padded = parse_flag(pad, "pad")
+    cdef str layout = parse_layout(scale_layout)
     cdef tuple axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,), results, written
     cdef Tensor units   # given global scales of lines or matrices
     cdef str per
@@ -136,19 +137,19 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     if rotation and len(axes) > 1:
         return quantize_each(axes, x, format, out, {
             "recipe": recipe, "global_scale": global_scale, "rounding": rounding, "seed": seed, "pad": pad,
-            "scale_layout": scale_layout, "hadamard": hadamard, "stream": stream})
+            "scale_layout": layout, "hadamard": hadamard, "stream": stream})
     per, units = find_granularity(rules, global_scale, axes, given)
-    if per == "matrix" and scale_layout != "linear":
+    if per == "matrix" and layout != "linear":
         options = (axis, recipe, global_scale, rounding, seed, pad, hadamard, stream)
-        return quantize_stack_tiled(given, x, rules, options, scale_layout, out)
+        return quantize_stack_tiled(given, x, rules, options, layout, out)
     fill_matrix(&call.x, source)
     call.format = rules.number
     call.recipe = rules.recipe
     call.recipe.seed = parse_seed(rules.recipe.rounding, seed)
     if out is None:
-        results = allocate_results(axes, given, rules, scale_layout, padded, per, rotation, &place)
+        results = allocate_results(axes, given, rules, layout, padded, per, rotation, &place)
     else:
-        results = check_out_scaled(out, axes, given, rules, scale_layout, padded, per, rotation)
+        results = check_out_scaled(out, axes, given, rules, layout, padded, per, rotation)
     check_rotated(results[0])
     written = results if rules.scale_dtype is None else with_float32_scales(results, &place)
     touch_nothing(&touched)
@@ -226,7 +227,7 @@ cdef Tensor copy_on(Tensor self, const Place *place):
 cdef int fill_matrix(dlfp4_matrix *matrix, Tensor self) except -1:
     check_readable(self)
     if not SOURCE_ROWS >> self.row & 1:
-        raise TypeError(f"{dtype_name(self)} is not block-scaled: expected float32, bfloat16 or float16; "
+        raise TypeError(f"{dtype_name(self)} is not block-scaled: expected float64, float32, bfloat16 or float16; "
                         f"convert it first, {'by dlfp4.cast' if is_float(self.row) else 'with its own library'}")
     matrix.data = self.dl.data
     matrix.rows = self.dl.shape[0]

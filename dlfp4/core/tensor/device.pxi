@@ -102,7 +102,8 @@ cdef Device parse_pair(pair):
                         f"'cuda:0'")
     code, index = numbers
     if code not in DEVICE_NAMES:
-        raise ValueError(f"DLPack device type {code} is unknown; expected one of {sorted(DEVICE_NAMES)}")
+        known = ", ".join([f"{each} ({name})" for each, name in DEVICE_NAMES.items()])
+        raise ValueError(f"DLPack device type {code} is unknown; expected one of {known}")
     return Device(DEVICE_NAMES[code], index)
 
 

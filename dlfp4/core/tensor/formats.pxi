@@ -195,6 +195,13 @@ cdef int check_name_of_layout(layout) except -1:
     return 0
 
 
+cdef inline str parse_layout(layout):
+    """The name of a layout of scales that a caller gives; where it is looked up, unknown ones are refused."""
+    if not isinstance(layout, str):
+        raise TypeError(f"scale_layout={layout!r} is of type {type(layout).__name__}; expected a string")
+    return str(layout)
+
+
 cdef tuple tiled(tuple scales, format, layout, dtype):
     """The scales' shape under a layout of tiles."""
     cdef const dlfp4_layout_row *tile

@@ -90,7 +90,7 @@ cdef tuple global_scale_shape(Tensor self, format, int axis, tuple shape):
     if len(shape) > 2 and axis == -1 and self.size_ == count_of(shape[:len(shape) - 2]):
         return global_scales(shape, format, axis, "matrix")
     stacked = f", or {shape[:len(shape) - 2]}, one a matrix" if len(shape) > 2 and axis == -1 else ""
-    per_line = f", ({lines},), one a line of blocks" if format.block[0] == 1 else ""
+    per_line = f", or ({lines},), one a line of blocks" if format.block[0] == 1 else ""
     raise ValueError(f"global_scale has shape {shape_of(self)}; expected one number{per_line}{stacked}, for {format} "
                      f"of shape {shape} along axis {axis}")
 

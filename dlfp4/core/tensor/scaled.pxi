@@ -77,7 +77,7 @@ cdef class ScaledTensor:
         raise TypeError("a ScaledTensor is made by dlfp4.quantize or ScaledTensor.from_parts")
 
     @staticmethod
-    def from_parts(data, scales, global_scale=None, *, format, axis=-1, str scale_layout="linear", shape=None,
+    def from_parts(data, scales, global_scale=None, *, format, axis=-1, scale_layout="linear", shape=None,
                    encode_scale=None, hadamard=None, zero_points=None, biases=None):
         """A ScaledTensor of existing parts, such as those of a checkpoint, sharing their memory.
 
@@ -129,19 +129,20 @@ cdef class ScaledTensor:
             The strides of a part cannot be described, such as rows of FP4 that do not start on bytes.
         """
         cdef ScaledTensor self
+        cdef str layout = parse_layout(scale_layout)
         row, axis = _find_format(format), parse_axis(axis)
         if zero_points is not None and biases is not None:
             raise ValueError("zero_points and biases are both given; a tensor has one of them, or neither")
         offsets = zero_points if biases is None else biases
         if encode_scale is None:
             return with_rotation(
-                assemble(data, scales, global_scale, row, axis, scale_layout, shape, offsets, biases is not None),
+                assemble(data, scales, global_scale, row, axis, layout, shape, offsets, biases is not None),
                 parse_hadamard(hadamard))
         if global_scale is not None:
             raise ValueError("global_scale and encode_scale are both given; each is the reciprocal of the other: "
                              "give one")
         stored = as_encode_scale(encode_scale)
-        self = assemble(data, scales, reciprocal_of(stored), row, axis, scale_layout, shape, offsets,
+        self = assemble(data, scales, reciprocal_of(stored), row, axis, layout, shape, offsets,
                         biases is not None)
         self.encode_scale = stored
         return with_rotation(self, parse_hadamard(hadamard))
