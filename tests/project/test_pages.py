@@ -64,6 +64,13 @@ def test_programs(page, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_listings_need_no_scrolling(page):
+    """A listing of the site is 100 characters wide."""
+    listings = re.findall(r"^```(?:\{code-cell\} )?\w+\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert [line for listing in listings for line in listing.splitlines() if len(line) > 100] == []
+
+
 def test_pages_agree_on_what_was_released():
     """The changelog has a section for each release, and the page on releasing says where there is none."""
     released = re.findall(r"^## \[\d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
