@@ -190,23 +190,24 @@ class Recipe:
     divide : bool
         Formats with float32 scales: ``s = a / max`` and ``q = round(x / s)``, instead of ``s = 1 / (max / a)`` and
         ``q = round(x * (max / a))`` (DeepSeek, vLLM, SGLang). NVFP4: ``s = e4m3(a / (6 * g))`` and
-        ``q = round(x / (s * g))`` (ModelOpt). Where `pow2` is True both are the same. int4 and uint4 always divide.
+        ``q = round(x / (s * g))``, where codes under a scale of zero are zero (ModelOpt, MLX). Where `pow2` is True
+        both are the same. int4 and uint4 always divide.
     scale_order : {"global_first", "block_first", "input_type"}, optional
         NVFP4: how a block's scale is computed from its largest magnitude a and the tensor's encode scale G:
         ``a * (G * (1/6))`` (TransformerEngine), ``G * (a * (1/6))``, where codes under a scale of zero are zero
-        (FlashInfer, vLLM), or ``G * (a / 6)`` with a / 6 and G rounded to the input's type, where scales are divided by
-        G and G is 1 where it would overflow (compressed-tensors). Default: "global_first". FP8 with float32 scales and
-        `divide`, int4 and uint4 take "input_type", too: ``a / max`` is rounded to the input's type, where one of zero
-        becomes one unit in the last place of 1, and so is ``x / s``, but where `scale_dtype` is another type of 16
-        bits.
+        (FlashInfer, vLLM), or ``G * (a / 6)`` with a / 6 and both steps of ``G = 1 / A * 2688`` rounded to the input's
+        type, where scales are divided by G and G is 1 where it would overflow (compressed-tensors). Default:
+        "global_first". FP8 with float32 scales and `divide`, int4 and uint4 take "input_type", too: ``a / max`` is
+        rounded to the input's type, where one of zero becomes one unit in the last place of 1, and so is ``x / s``, but
+        where `scale_dtype` is another type of 16 bits.
     scale_floor : float, optional
         NVFP4 and MX formats: the least scale that is stored, as a number of the scales' type, such as 2**-9; blocks of
         zeros go by `zero_scale`.
     four_over_six : {"mean_absolute", "mean_squared"}, optional
         NVFP4: each block is quantized with its largest element on 6 and on 4, with scales ``s = e4m3((a / 6) * G)`` and
         1.5 times that, and the one with the smaller error of this kind is kept; ties keep 6. Errors are
-        ``((q * s) * A) / (6 * largest_scale) - x``, of the tensor's largest magnitude A, added up in order
-        (TransformerEngine). Not with "stochastic", `divide` or `scale_order`.
+        ``((q * s) * A) / (6 * largest_scale) - x``, of the tensor's largest magnitude A, added up in order,
+        a line of the block at a time (TransformerEngine). Not with "stochastic", `divide` or `scale_order`.
     largest_scale : {256, 448}, optional
         NVFP4 with `four_over_six`: the scale of the block that has A. 256 leaves room for 4 in every block. Default:
         256.
