@@ -66,6 +66,7 @@ def check_same(parts, q):
 
 FAKES = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 ALL = ("test_schema", *FAKES)  # which compares arguments before and after, and that not of FP8 and FP4
+EAGER = ALL[:-1]  # without what takes a second
 
 
 def opcheck(op, *args, tests=ALL, **kwargs):
@@ -264,13 +265,21 @@ def test_encodings_are_constants_by_value(encoding):
 # ---- PyTorch's own checks
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", dlfp4.formats())
 def test_opcheck_of_formats(name):
-    x = randn(32, 128)
-    q = codes_of(parts_of(dlfp4.quantize(x, name)))
+    x, w = randn(32, 128), dt.quantize(randn(32, 128), name)
+    q = codes_of(w.__dlfp4_parts__())
     opcheck(ops.quantize.default, x, name)
     opcheck(ops.dequantize.default, *q)
-    opcheck(ops.matmul.default, randn(2, 128), *codes_of(parts_of(dlfp4.quantize(x, name)).mT))
+    opcheck(ops.matmul.default, randn(2, 128), *codes_of(w.mT.__dlfp4_parts__()))
+    of_rows = randn(32, 128).requires_grad_()
+    stack = codes_of(dt.quantize(randn(2, 32, 128), name).mT.__dlfp4_parts__())
+    opcheck(ops.vecdot.default, of_rows, *q, tests=EAGER)
+    opcheck(ops.grouped_matmul.default, of_rows, stack.data, torch.tensor([2, 32]), *stack[1:], tests=EAGER)
+    block = dlfp4.formats()[name].block
+    if block is None or block[0] == 1:  # a vector has no squares
+        line = codes_of(dt.quantize(x[0], name).__dlfp4_parts__())
+        opcheck(ops.dot.default, x[0].clone().requires_grad_(), *line, tests=EAGER)
 
 
 def test_opcheck_of_codecs_and_sums():
@@ -280,8 +289,10 @@ def test_opcheck_of_codecs_and_sums():
         opcheck(ops.cast.default, x, name)
     opcheck(ops.pack.default, codes, "float4_e2m1fn/padded")
     opcheck(ops.unpack.default, dt.cast(x, "float4_e2m1fn"), tests=FAKES)
-    opcheck(ops.vecdot.default, x, x)
-    opcheck(ops.dot.default, x[0], x[1])
+    opcheck(ops.vecdot.default, x, x.clone().requires_grad_())
+    opcheck(ops.dot.default, x[0], x[1].clone().requires_grad_())
+    stack = codes_of(dt.quantize(randn(2, 32, 64), "nvfp4").mT.__dlfp4_parts__())
+    opcheck(ops.grouped_matmul.default, x.clone().requires_grad_(), stack.data, torch.tensor([1, 4]), *stack[1:])
 
 
 def test_every_operation_has_a_function():

@@ -43,6 +43,22 @@ def test_a_tensor_crosses_the_boundary(format):
         assert torch.equal(made, expected)
 
 
+BY_ROWS = {"recipe": dlfp4.Recipe(global_scale_per="row")}
+
+
+@pytest.mark.parametrize(("format", "options"), [*((name, {}) for name in dlfp4.formats()), ("nvfp4", BY_ROWS)])
+def test_every_format_crosses_the_boundary(format, options):
+    """Taken apart where it goes in, and put together where it comes out."""
+    torch._dynamo.reset()  # of other formats, which have the same code
+    q = dt.quantize(randn(128, 128), format, **options)
+    made, values = compiled(lambda q: (q.mT, q.dequantize()))(q)
+    assert (type(made), made.form, made.turned, made.shape) == (dt.ScaledTensor, q.form, True, q.mT.shape)
+    for name in ("elements", "scales", "global_scale", "offsets"):
+        own, other = getattr(q, name), getattr(made, name)
+        assert own is other or torch.equal(own.view(torch.uint8), other.view(torch.uint8))
+    assert torch.equal(values, q.dequantize())
+
+
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_slices_as_arguments(dynamic):
     """With dynamic shapes detached, for PyTorch fails on views of tensors that are made of others: docs/torch.md."""

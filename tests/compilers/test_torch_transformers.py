@@ -19,7 +19,7 @@ import dlfp4.torch
 from dlfp4 import checkpoints
 
 transformers.logging.set_verbosity_error()
-place, format, convention = Path(sys.argv[1]), *sys.argv[2:]
+place, format, convention, cache = Path(sys.argv[1]), *sys.argv[2:]
 config = transformers.LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
                                   num_key_value_heads=2, vocab_size=512, max_position_embeddings=64)
 ids = torch.tensor([[7, 300, 12, 45, 501]])
@@ -28,8 +28,9 @@ def made(seed):
     torch.manual_seed(seed)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
-def tokens(model):
-    return model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)[0].tolist()
+def tokens(model, **options):
+    options |= {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return model.generate(ids, **options)[0].tolist()
 
 model = made(0)
 model.save_pretrained(place / "float")
@@ -48,7 +49,9 @@ loaded.load_state_dict({name: part.to_torch() for name, part in parts.items()})
 
 results = {"eager": tokens(model), "decoded": tokens(decoded), "loaded": tokens(loaded), "other": other}
 model.forward = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
-results["compiled"] = tokens(model)
+results["compiled"] = tokens(model, cache_implementation=cache)
+with torch._dynamo.config.patch(error_on_recompile=cache == "static"):
+    assert tokens(model, cache_implementation=cache) == results["compiled"]
 print(json.dumps(results))
 """
 
@@ -106,10 +109,15 @@ def test_experts_by_grouped_products():
     assert decoded == 0
 
 
-@pytest.mark.parametrize(("format", "convention"), [("nvfp4", "compressed-tensors"), ("mxfp8_e4m3", "modelopt")])
-def test_tokens(tmp_path, format, convention):
-    """In a process of its own: transformers and what it imports warn of much."""
-    command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path), format, convention]
+@pytest.mark.parametrize(
+    ("format", "convention", "cache"),
+    [("nvfp4", "compressed-tensors", "static"), ("mxfp8_e4m3", "modelopt", "dynamic")],
+)
+def test_tokens(tmp_path, format, convention, cache):
+    """In a process of its own: transformers and what it imports warn of much. With a cache of one size no token
+    compiles anything anew.
+    """
+    command = [sys.executable, "-P", "-c", PROGRAM, str(tmp_path), format, convention, cache]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
