@@ -1,4 +1,4 @@
-//! FP4, FP6 and FP8 tensors by [libdlfp4](https://pypi.org/project/dlfp4): casts, block scaling and products on the host,
+//! FP4, FP6 and FP8 tensors by libdlfp4: casts, block scaling and products on the host,
 //! with safe types. [`ffi`] has the C API itself, for other devices and strides.
 //!
 //! ```
