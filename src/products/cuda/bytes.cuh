@@ -263,6 +263,32 @@ class BytesProducts {
     }
   }
 
+  // All blocks, with two sets of products: tensor cores multiply a stage while the one before is added. Lines of the
+  // second operand share a scale.
+  template <int Lines>
+  __device__ void multiply_ahead(int blocks, float (&sums)[Lines / 2]) {
+    static_assert(has_scales(Kind) && OrderOfSecond == kOne, "");
+#pragma unroll
+    for (float &sum : sums) sum = 0;
+    if (blocks == 0) return;  // more shares of K than blocks
+    Stage<Lines> stages[2];
+    begin_stage(stages[0]);
+#pragma unroll 1
+    for (; blocks > 2; blocks -= 2) {
+      begin_stage(stages[1]);
+      add_stage<1>(stages[0], sums);
+      begin_stage(stages[0]);
+      add_stage<1>(stages[1], sums);
+    }
+    if (blocks == 2) {
+      begin_stage(stages[1]);
+      add_stage<1>(stages[0], sums);
+      add_stage<0>(stages[1], sums);
+    } else {
+      add_stage<0>(stages[0], sums);
+    }
+  }
+
   __device__ const Turn &turn() const { return turn_; }
 
  private:
@@ -270,15 +296,9 @@ class BytesProducts {
 
   template <int Lines>
   __device__ void multiply_part(int line, int before, bool takes_turns, float (&sums)[Lines / 2]) const {
-    const uint64_t first = describe_rows(at_.first + turn_.stage * first_bytes_ + line * kBoxBytes);
-    const uint64_t second = describe_rows(at_.second + turn_.stage * second_bytes_);
     float products[Lines / 2];
     if (takes_turns) wait_for_turn(warpgroup() - 1);
-    begin_products();
-#pragma unroll
-    for (int i = 0; i < kBoxBytes / 32; ++i)
-      multiply_bytes<FirstIsE5m2, SecondIsE5m2, Lines>(products, first + 2 * i, second + 2 * i, i > 0);
-    commit_products();
+    begin<Lines>(line, products);
     if (takes_turns)
       give_turn(warpgroup() & 1);  // the other's
     else
@@ -299,6 +319,48 @@ class BytesProducts {
       for (int i = 0; i < Lines / 2; ++i)
         sums[i] = has_scales(Kind) ? __fmaf_rn(products[i], of_first[i >> 1 & 1], sums[i]) : sums[i] + products[i];
     }
+  }
+
+  // This turn's, from a line of the first operand on.
+  template <int Lines>
+  __device__ void begin(int line, float (&products)[Lines / 2]) const {
+    const uint64_t first = describe_rows(at_.first + turn_.stage * first_bytes_ + line * kBoxBytes);
+    const uint64_t second = describe_rows(at_.second + turn_.stage * second_bytes_);
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < kBoxBytes / 32; ++i)
+      multiply_bytes<FirstIsE5m2, SecondIsE5m2, Lines>(products, first + 2 * i, second + 2 * i, i > 0);
+    commit_products();
+  }
+
+  // A stage whose products are under way, and the scales they are to be multiplied by.
+  template <int Lines>
+  struct Stage {
+    float products[Lines / 2], scales[2];
+    int number;
+  };
+
+  template <int Lines>
+  __device__ void begin_stage(Stage<Lines> &stage) {
+    if (!is_there_) wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
+    begin<Lines>(0, stage.products);
+    __syncwarp();
+    load_scales(0, stage.scales);
+    stage.number = turn_.stage;
+    turn_.advance(1, ring_.stages);
+    is_there_ = has_passed(ring_.full + 8 * turn_.stage, turn_.phase);
+  }
+
+  // `Later` stages have begun since.
+  template <int Later, int Lines>
+  __device__ void add_stage(Stage<Lines> &stage, float (&sums)[Lines / 2]) const {
+    wait_for_products<Later>();
+#pragma unroll
+    for (float &product : stage.products) asm volatile("" : "+f"(product)::"memory");
+#pragma unroll
+    for (int i = 0; i < Lines / 2; ++i) sums[i] = __fmaf_rn(stage.products[i], stage.scales[i >> 1 & 1], sums[i]);
+    __syncwarp();
+    ring_.release(stage.number, lane_of_warp());
   }
 
   // Of the first operand, times the one of the second where that has one.
@@ -380,9 +442,10 @@ class BytesConsumer {
 // With x as the first operand, in tiles of 128 rows or twice as many: a warpgroup has 64 rows of each 128.
 constexpr int kRowsOfGroup = 64, kRowsByX = kConsumers * kRowsOfGroup, kSumsByX = kBlockRows / 2;
 
+// Where a block has one tile there are two sets of products, and no turns.
 template <int Kind, int Types, bool OfOneTile = false>
 class BytesConsumerByX {
-  // Sums without scales, and those of a block that has one tile, are added too fast to gain by it.
+  // Sums without scales are added too fast to gain by it.
   static constexpr bool kTakesTurns = has_scales(Kind) && !OfOneTile;
   BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), kInOrder, has_scales_of_rows(Kind) ? kTurned : kOne, false>
       products_;
@@ -399,7 +462,10 @@ class BytesConsumerByX {
   // Stages may begin with the scales of `before` other rows.
   template <int Parts>
   __device__ void multiply(int blocks, float (&sums)[Parts][kSumsByX], int before = 0) {
-    products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, before, kTakesTurns, sums);
+    if constexpr (OfOneTile)
+      products_.template multiply_ahead<kBlockRows>(blocks, sums[0]);
+    else
+      products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, before, kTakesTurns, sums);
   }
 
   // After the last tile; the turn among stages is what goes on.
