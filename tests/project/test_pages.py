@@ -1,5 +1,6 @@
 """The programs on the README's and the documentation's pages, page by page, as a reader runs them."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -15,6 +16,8 @@ from dlfp4 import checkpoints
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("tutorials/*.md"))]
+# All but what tells of the past.
+ALL_PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")} - {ROOT / "CHANGELOG.md"})
 BLOCK = re.compile(
     r"^(?:<!-- needs (?P<needs>\w+) -->\n)?```(?:\{code-cell\} )?(?P<kind>python|sh)\n(?P<code>.*?)^```", re.M | re.S
 )
@@ -69,6 +72,29 @@ def test_listings_need_no_scrolling(page):
     """A listing of the site is 100 characters wide."""
     listings = re.findall(r"^```(?:\{code-cell\} )?\w+\n(.*?)^```", page.read_text(), re.M | re.S)
     assert [line for listing in listings for line in listing.splitlines() if len(line) > 100] == []
+
+
+@functools.cache
+def names_of_sources():
+    """The macros, options and variables of dlfp4's own, as the sources spell them."""
+    kinds = ("CMakeLists.txt", "include/**/*.h", "src/**/*.cpp", "dlfp4/**/*.py", "bindings/rust/*.rs")
+    paths = [path for kind in kinds for path in ROOT.glob(kind)]
+    return {name for path in paths for name in re.findall(r"\bDLFP4_[A-Z_]+\b", path.read_text())}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_pages_name_is_there(page):
+    """Files of the checkout, or of its headers; sessions of nox; options and variables."""
+    text = page.read_text()
+    folders = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.is_dir())
+    of_folders = re.compile(rf"(?<![\w./-])(?:{folders})/[\w./*<>-]*[\w/*>]")
+    paths = {path for code in re.findall(r"`([^`\n]+)`", text) for path in of_folders.findall(code)}
+    patterns = {re.sub(r"<\w+>|NAME", "*", path).rstrip("/") for path in paths if not path.startswith("dlfp4/lib/")}
+    assert [each for each in patterns if not any(list(at.glob(each)) for at in (ROOT, ROOT / "include"))] == []
+    sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    asked = [re.split(r" --| +#|`", line)[0] for line in re.findall(r"nox -s (.*)", text)]
+    assert {re.split(r"[-(]", name.strip("'"))[0] for line in asked for name in line.split()} <= sessions
+    assert set(re.findall(r"\bDLFP4_[A-Z_]*[A-Z]\b", text)) <= names_of_sources()
 
 
 def test_pages_agree_on_what_was_released():

@@ -2,6 +2,7 @@
 conversions between formats.
 """
 
+import inspect
 import re
 from pathlib import Path
 
@@ -60,6 +61,24 @@ def test_types_in_pytorch():
     assert isinstance(q, ours.ScaledTensor)
     assert q.offsets.dtype == torch.uint8
     assert named(said["zero points and biases of integers"]) == ["offsets", "torch.uint8"]
+
+
+def test_calls_in_place_of_torchaos():
+    torch = pytest.importorskip("torch")
+    places = ("", ".mx_tensor", ".nvfp4_tensor")
+    torchao = [pytest.importorskip(f"torchao.prototype.mx_formats{place}") for place in places]
+    import dlfp4.torch as ours
+
+    for theirs, instead in rows_of("torch.md", "torchao", "dlfp4"):
+        for name in re.findall(r"\b\w+(?:Config|Tensor)\b", theirs):
+            assert any(hasattr(module, name) for module in torchao), name
+        for call in named(instead):
+            if call.startswith("dlfp4.torch.quantize_("):
+                model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+                eval(call, {"dlfp4": dlfp4, "model": model})
+                assert isinstance(model[0].weight, ours.ScaledTensor), call
+    options = named(dict(rows_of("torch.md", "torchao", "dlfp4"))["`filter_fn=`"])
+    assert {option.rstrip("=") for option in options} <= inspect.signature(ours.quantize_).parameters.keys()
 
 
 def test_types_in_jax():
