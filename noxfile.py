@@ -36,6 +36,9 @@ SANITIZED = [f"-DCMAKE_{language}_FLAGS={SANITIZERS}" for language in ("C", "CXX
 # What they find they find at -O1 as well, for which such code compiles in half the time.
 SANITIZED += [f"-DCMAKE_{language}_FLAGS_RELEASE=-O1 -DNDEBUG" for language in ("C", "CXX")]
 
+# ThreadSanitizer. Copies that GCC writes out itself are not watched: they have to be calls.
+WATCHED = "-fsanitize=thread -g1 -fno-builtin-memcpy -fno-builtin-memset"
+
 # For a process a core: threads of BLAS, and threads that spin while they wait, would take the cores from the others.
 SHARED = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
@@ -199,7 +202,7 @@ def hammer(session: nox.Session) -> None:
     session.env["PIP_CONSTRAINT"] = THREADS
     words = "import sysconfig; print(sysconfig.get_config_var('CONFIG_ARGS'))"
     is_watched = "--with-thread-sanitizer" in str(session.run("python", "-c", words, silent=True))
-    watched = ("-Ccmake.define.CMAKE_C_FLAGS=-fsanitize=thread -g1", "-Cinstall.strip=false") if is_watched else ()
+    watched = (f"-Ccmake.define.CMAKE_C_FLAGS={WATCHED}", "-Cinstall.strip=false") if is_watched else ()
     session.install(".", HOST_ONLY, *watched)
     reports = Path(session.create_tmp()).resolve() / "reports"
     shutil.rmtree(reports, ignore_errors=True)
@@ -393,9 +396,7 @@ def tsan(session: nox.Session) -> None:
     folder = Path(session.create_tmp()) / "build"
     session.install("cmake", "ninja")
     options = ["-DDLFP4_KERNEL_TESTS=ON", "-DDLFP4_CUDA=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON"]
-    # Copies that GCC writes out itself are not watched: they have to be calls.
-    flags = "-DCMAKE_CXX_FLAGS=-fsanitize=thread -g1 -fno-builtin-memcpy -fno-builtin-memset"
-    session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", flags, *options)
+    session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", f"-DCMAKE_CXX_FLAGS={WATCHED}", *options)
     programs = ("test_concurrent", "test_loading")  # those with threads
     session.run("cmake", "--build", str(folder), "--target", *programs)
     session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-R", "|".join(programs))
