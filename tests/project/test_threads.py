@@ -53,6 +53,13 @@ def test_values_are_borrowed_from_no_dictionary():
     assert [f"{file.name}: {each}" for file in files for each in changed.findall(file.read_text())] == []
 
 
+def test_no_object_is_replaced_that_all_threads_see():
+    """Between reading such a variable and holding what it names, another thread could let go of that."""
+    text = "".join(file.read_text() for file in HERE.parents[1].glob("dlfp4/core/*/*.pxi"))
+    replaced = {name for names in re.findall(r"^ +global (.+)$", text, re.MULTILINE) for name in names.split(", ")}
+    assert replaced - {"BOXED"} == set()  # as dlfp4.torch is imported, before there are kernels that read it
+
+
 def test_first_use_by_many_threads():
     """Tables that are filled when they are first needed, and the import itself."""
     assert int(run_python((HERE.parent / "support" / "first_use.py").read_text())) > 10_000

@@ -100,18 +100,18 @@ cdef int64_t current_work_stream(const DLPackExchangeAPI *api, DLDevice device) 
 
 
 cdef dict LOADED = sys.modules
-cdef Py_ssize_t NUM_LOADED = 0                    # when they were looked at
-cdef list UNMET = list(frameworks.NAMES)
+cdef int NUM_LOADED = 0                           # when they had been looked at
+cdef dict UNMET = dict.fromkeys(frameworks.NAMES)   # emptied in place, for threads go through it at once
 
 
 cdef int meet_loaded() except -1:
     """Number the frameworks that were imported since the last call, though none of their tensors has come yet."""
-    global NUM_LOADED, UNMET
-    NUM_LOADED = len(LOADED)
-    for name in UNMET:
+    cdef int loaded = <int> len(LOADED)
+    for name in list(UNMET):
         if name in LOADED:
             origin_of_framework(frameworks.framework(name))
-    UNMET = [name for name in UNMET if name not in LOADED]
+            UNMET.pop(name, None)
+    store_release(&NUM_LOADED, loaded)   # last: who finds it passes by
     return 0
 
 
@@ -120,7 +120,7 @@ cdef int check_capture(DLDevice device, int chosen) except -1:
     from the graph, without an error of the driver."""
     cdef int64_t stream
     cdef int k
-    if len(LOADED) != NUM_LOADED:
+    if len(LOADED) != load_acquire(&NUM_LOADED):
         meet_loaded()
     for k in range(1, load_acquire(&NUM_ORIGINS)):
         if k == chosen:   # which works on the legacy stream itself
