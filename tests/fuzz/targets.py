@@ -55,7 +55,9 @@ def capsule(rng):
 
 
 def check_elements(tensor, fields):
-    """Against the model of strided memory, where all elements lie in the memory that was given."""
+    """Extents and an address that can be; and all elements, where they lie in the memory that was given."""
+    assert min(tensor.shape, default=0) >= 0, tensor.shape
+    assert tensor.size == 0 or tensor.data_ptr != 0, "elements at NULL"
     described = makers.described_elements(fields)
     if described is None:
         return
