@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, TypedDict, Unpack, overload
 
 import torch
 
 from dlfp4.torch import functions
 from dlfp4.torch.representing import Parts
-from dlfp4.torch.scaled_tensor import Axis, ScaledTensor
+from dlfp4.torch.scaled_tensor import Axis, ScaledTensor, is_differentiated
 
 if TYPE_CHECKING:
     from dlfp4._core import _Rounding, _ScaleLayout
@@ -34,6 +34,29 @@ class Quantize(torch.autograd.Function):  # type: ignore[misc]
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ARG004
         """The gradients of what was quantized."""
         return sum(gradients[1:], gradients[0]), None, None, None
+
+
+class QuantizeEagerly(Quantize):
+    """The same with more rules, with which Dynamo takes no Function."""
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        """How many results there are."""
+        context.count = len(output)
+
+    @staticmethod
+    def jvp(context: Any, tangent: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        """The derivative of what was quantized, for each axis."""
+        tangents: tuple[torch.Tensor, ...] = (tangent,) * context.count
+        return tangents
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: torch.Tensor, *_: Any) -> Never:
+        """Of a batch, for of what is the same for all of it PyTorch calls forward."""
+        raise NotImplementedError(
+            f"torch.func.vmap of derivatives through quantize, of a batch of shape {tuple(x.shape)}: there is no batch "
+            f"of quantized tensors; call it for one after the other, or vmap what does not quantize"
+        )
 
 
 def encode(
@@ -136,6 +159,7 @@ def quantize(
         return out
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     # Dynamo takes an autograd.Function for more than the operations in it.
-    make = Quantize.apply if isinstance(x, torch.Tensor) and x.requires_grad else encode
+    follow = Quantize if torch.compiler.is_compiling() else QuantizeEagerly
+    make = follow.apply if isinstance(x, torch.Tensor) and is_differentiated(x) else encode
     made: tuple[ScaledTensor, ...] = make(x, axes, functions.format_name(format), options)
     return made if isinstance(axis, (tuple, list)) else made[0]

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.autograd import forward_ad
 
 from dlfp4 import _core
 from dlfp4.formats import FLOATS, offset_parts
@@ -187,7 +188,10 @@ class ScaledTensor(Memoryless):
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The values as a plain tensor, of `dtype` or of this tensor's own; gradients pass through."""
         kind = self.dtype if dtype is None else checked_dtype(dtype)
-        return Dequantize.apply(self, kind) if self.requires_grad else decode(self, kind)
+        if not is_differentiated(self):
+            return decode(self, kind)
+        follow = Dequantize if torch.compiler.is_compiling() else DequantizeEagerly
+        return follow.apply(self, kind)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return described(self)
@@ -544,6 +548,12 @@ def owner_among(args: Iterable[Any]) -> str:
 # ---- Decoded: gradients are those of the values
 
 
+def is_differentiated(x: torch.Tensor) -> bool:
+    """Whether autograd follows a tensor backward, or any forward."""
+    follows: bool = x.requires_grad or forward_ad._current_level >= 0
+    return follows
+
+
 def decode(q: ScaledTensor, dtype: torch.dtype) -> torch.Tensor:
     """The values; float64 has those of float32, to which products of scales are rounded."""
     if dtype is torch.float64:
@@ -568,3 +578,17 @@ class Dequantize(torch.autograd.Function):  # type: ignore[misc]
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
         """The gradient of the values."""
         return gradient, None
+
+
+class DequantizeEagerly(Dequantize):
+    """The same with another rule, with which Dynamo takes no Function."""
+
+    @staticmethod
+    def setup_context(context: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG004
+        """The type of the values."""
+        context.dtype = inputs[1]
+
+    @staticmethod
+    def jvp(context: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
+        """The derivative of the values."""
+        return tangent.to(context.dtype)

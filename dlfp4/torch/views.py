@@ -109,6 +109,13 @@ def keep(function: Any, q: ScaledTensor, **options: Any) -> ScaledTensor:  # noq
     return q
 
 
+@implements(aten.is_same_size.default, aten._has_same_storage_numel.default)
+def is_same_size(function: Any, q: torch.Tensor, other: torch.Tensor) -> bool:  # noqa: ARG001
+    """Whether a tensor has the shape of another one: its tangent is that of its values."""
+    found: bool = q.shape == other.shape
+    return found
+
+
 @implements(aten._to_copy.default)
 def to_copy(
     function: Any,  # noqa: ARG001

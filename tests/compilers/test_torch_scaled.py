@@ -628,6 +628,35 @@ def test_straight_through_to_the_master():
     assert torch.equal(master.grad, torch.full((32, 64), 3.0))
 
 
+# Functorch's jvp imports decompositions that PyTorch itself scripts.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_straight_through_forward_and_by_samples():
+    """Derivatives of a master along a tangent, and those of each of a batch; of a batch of masters there are none."""
+    x, w, along = (values(*shape, dtype=torch.float32, seed=k) for k, shape in enumerate(((3, 64), (32, 64), (32, 64))))
+
+    def product(w, x=x):
+        return F.linear(x, dt.quantize(w, "nvfp4"))
+
+    value, tangent = torch.func.jvp(product, (w,), (along,))
+    assert torch.equal(value, product(w))
+    assert torch.allclose(tangent, x @ along.mT, rtol=1e-5, atol=1e-5)
+    with torch.autograd.forward_ad.dual_level():
+        rows, columns = dt.quantize(torch.autograd.forward_ad.make_dual(w, along), "mxfp8_e4m3", axis=(-1, -2))
+        made = rows.dequantize(torch.bfloat16), columns.dequantize()
+        found = [torch.autograd.forward_ad.unpack_dual(each).tangent for each in made]
+    assert torch.equal(found[0], along.bfloat16())
+    assert torch.equal(found[1], along)
+
+    def loss(w, x):
+        return product(w, x).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x[:, None])
+    assert torch.allclose(each, torch.stack([torch.func.grad(loss)(w, row[None]) for row in x]), rtol=1e-5, atol=1e-3)
+    assert torch.func.jacfwd(product)(w).shape == (3, 32, 32, 64)
+    with pytest.raises(NotImplementedError, match=r"there is no batch of quantized tensors"):
+        torch.func.vmap(torch.func.grad(lambda w: product(w).sum()))(torch.stack([w, w]))
+
+
 def test_autocast_multiplies_in_its_type():
     q, x = dt.quantize(values(32, 64), "nvfp4"), values(3, 64, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
