@@ -397,7 +397,7 @@ def tsan(session: nox.Session) -> None:
     session.install("cmake", "ninja")
     options = ["-DDLFP4_KERNEL_TESTS=ON", "-DDLFP4_CUDA=OFF", "-DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON"]
     session.run("cmake", "-S", ".", "-B", str(folder), "-G", "Ninja", f"-DCMAKE_CXX_FLAGS={WATCHED}", *options)
-    programs = ("test_concurrent", "test_loading")  # those with threads
+    programs = ("test_captured", "test_concurrent", "test_loading")  # those with threads
     session.run("cmake", "--build", str(folder), "--target", *programs)
     session.run("ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-R", "|".join(programs))
 

@@ -106,8 +106,8 @@ std::vector<std::unique_ptr<Block>> take_what_is_over(int device, bool legacy_is
   const std::lock_guard<std::mutex> lock(blocks().mutex);
   auto &all = blocks().by_address;
   for (auto each = all.begin(); each != all.end();) {
-    const bool stays = each->second->of_legacy && legacy_is_refused;
-    const bool is_over = each->second->device == device && each->second->is_over && !stays;
+    const Block &block = *each->second;  // what else it says may be read once it is over
+    const bool is_over = block.device == device && block.is_over && !(block.of_legacy && legacy_is_refused);
     if (is_over) over.push_back(std::move(each->second));
     each = is_over ? all.erase(each) : std::next(each);
   }

@@ -7,8 +7,11 @@
 
 #include "gpu/captured.h"
 
+#include <atomic>
 #include <map>
+#include <mutex>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "gpu/context.h"
@@ -39,6 +42,10 @@ struct Stream {
   Graph *graph = nullptr;
 };
 
+// A call of the driver holds it while it changes what is here, as drivers hold their own.
+std::mutex driver_mutex;
+using Locked = std::lock_guard<std::mutex>;
+
 std::set<CUdeviceptr> live;
 std::map<CUdeviceptr, int> waits;  // for the last use of freed memory
 CUdeviceptr next_address = 0x1000;
@@ -65,6 +72,7 @@ CUresult get_capture_info(CUstream stream, int *state, uint64_t *id, CUgraph *gr
 }
 
 CUresult create_stream(CUstream *stream, unsigned) {
+  const Locked locked(driver_mutex);
   if (fails(&failing_streams)) return kRefused;
   ++open_streams;
   waited = 0;
@@ -73,12 +81,14 @@ CUresult create_stream(CUstream *stream, unsigned) {
 }
 
 CUresult destroy_stream(CUstream stream) {
+  const Locked locked(driver_mutex);
   --open_streams;
   delete fake(stream);
   return 0;
 }
 
 CUresult allocate(CUdeviceptr *memory, size_t bytes, CUstream stream) {
+  const Locked locked(driver_mutex);
   check(fake(stream)->state == kNotCaptured, "memory is no node of a graph", "");
   if (bytes > 1 << 20) return kOutOfMemory;
   *memory = next_address += 0x1000;
@@ -87,6 +97,7 @@ CUresult allocate(CUdeviceptr *memory, size_t bytes, CUstream stream) {
 }
 
 CUresult release(CUdeviceptr memory, CUstream stream) {
+  const Locked locked(driver_mutex);
   if (fake(stream)->state != kNotCaptured) return kRefused;
   check(live.erase(memory) == 1, "memory is freed once", "");
   waits[memory] = waited;
@@ -96,6 +107,7 @@ CUresult release(CUdeviceptr memory, CUstream stream) {
 CUresult synchronize(CUstream) { return 0; }
 
 CUresult create_event(CUevent *event, unsigned) {
+  const Locked locked(driver_mutex);
   ++open_events;
   *event = reinterpret_cast<CUevent>(new int(0));
   return 0;
@@ -104,28 +116,33 @@ CUresult create_event(CUevent *event, unsigned) {
 CUresult record_event(CUevent, CUstream stream) { return fake(stream)->state == kNotCaptured ? 0 : kRefused; }
 
 CUresult wait_event(CUstream, CUevent, unsigned) {
+  const Locked locked(driver_mutex);
   ++waited;
   return 0;
 }
 
 CUresult destroy_event(CUevent event) {
+  const Locked locked(driver_mutex);
   --open_events;
   delete reinterpret_cast<int *>(event);
   return 0;
 }
 
 CUresult create_object(CUuserObject *object, void *block, void (*end)(void *), unsigned references, unsigned) {
+  const Locked locked(driver_mutex);
   if (fails(&failing_objects)) return kRefused;
   *object = reinterpret_cast<CUuserObject>(new Object{block, end, references});
   return 0;
 }
 
 CUresult retain_object(CUuserObject object, unsigned count) {
+  const Locked locked(driver_mutex);
   fake(object)->references += count;
   return 0;
 }
 
 CUresult release_object(CUuserObject object, unsigned count) {
+  const Locked locked(driver_mutex);
   Object *released = fake(object);
   check(released->references >= count, "references are released once", "");
   released->references -= count;
@@ -136,13 +153,14 @@ CUresult release_object(CUuserObject object, unsigned count) {
 }
 
 CUresult give_to_graph(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) {
+  const Locked locked(driver_mutex);
   check(count == 1 && flags == 1, "a reference moves to the graph", "");
   fake(graph)->objects.push_back(fake(object));
   return 0;
 }
 
 CUresult exchange_capture_mode(int *mode) {
-  static int own = 0;
+  thread_local int own = 0;
   std::swap(*mode, own);
   return 0;
 }
@@ -180,7 +198,7 @@ namespace {
 constexpr int kDevice = 0, kOtherDevice = 1;
 
 Graph *begin(Stream *stream) {
-  static uint64_t captures = 0;
+  static std::atomic<uint64_t> captures{0};
   stream->state = kCaptured;
   return stream->graph = new Graph{++captures, {}};
 }
@@ -208,6 +226,7 @@ void drop(Stream *stream, void *memory, int device = kDevice, bool serves_again 
   for (CUevent &event : events) create_event(&event, 0);
   if (!free_if_captured(device, handle(stream), memory, serves_again, events, &status))
     status = release(reinterpret_cast<CUdeviceptr>(memory), reinterpret_cast<CUstream>(stream));
+  const Locked locked(driver_mutex);  // counts checks, too
   check(status == 0, "memory is freed", "");
 }
 
@@ -392,6 +411,33 @@ void test_devices() {
   check_nothing_left("devices");
 }
 
+// Each captures into graphs of its own, while others give back what is over; the legacy stream is refused all the time.
+void test_threads() {
+  legacy.state = kImplicit;
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 8; ++number)
+    threads.emplace_back([] {
+      for (int round = 0; round < 100; ++round) {
+        Stream stream;
+        void *before = take(&stream, 64), *of_legacy = nullptr;
+        allocate(reinterpret_cast<CUdeviceptr *>(&of_legacy), 64, reinterpret_cast<CUstream>(&stream));
+        Graph *graph = begin(&stream);
+        void *within = take(&stream, 64);
+        drop(&stream, before);
+        drop(&legacy, of_legacy);
+        drop(&stream, within);
+        within = take(&stream, 32);
+        finish(&stream);
+        if (round % 2) destroy(graph);
+        drop(&stream, within);
+        if (round % 2 == 0) destroy(graph);
+      }
+    });
+  for (std::thread &thread : threads) thread.join();
+  legacy.state = kNotCaptured;
+  check_nothing_left("threads");
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace dlfp4
@@ -411,5 +457,6 @@ int main() {
   test_failed_capture();
   test_failures();
   test_devices();
+  test_threads();
   return dlfp4::report();
 }
