@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Never
 
 import ml_dtypes
 import numpy as np
@@ -167,19 +167,25 @@ def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
 # ---- Operands
 
 
+def check_ranks(of_x: tuple[int, ...] | None, of_w: tuple[int, ...] | None) -> None:
+    """ValueError unless x is a matrix and w a stack of them; None is for either that is not asked about."""
+    if of_x is not None and len(of_x) != 2:
+        raise ValueError(f"x has shape {of_x}; expected (rows, K): reshape it, and let offsets count all rows")
+    if of_w is not None and len(of_w) != 3:
+        raise ValueError(f"w has shape {of_w}; expected (experts, K, N): for a stack w of (E, N, K) pass w.mT")
+
+
 def as_rows(x: _Elements | ScaledTensor) -> Operand:
     """A matrix."""
     rows = x if isinstance(x, ScaledTensor) else asarray(x)
-    if rows.ndim != 2:
-        raise ValueError(f"x has shape {rows.shape}; expected (rows, K): reshape it, and let offsets count all rows")
+    check_ranks(rows.shape, None)
     return rows
 
 
 def as_stack(w: _Elements | ScaledTensor) -> Operand:
     """A stack: of blocks as it was quantized, (E, N, K), else (E, K, N)."""
     stack = w if isinstance(w, ScaledTensor) else asarray(w)
-    if stack.ndim != 3:
-        raise ValueError(f"w has shape {stack.shape}; expected (experts, K, N): for a stack w of (E, N, K) pass w.mT")
+    check_ranks(None, stack.shape)
     if not isinstance(stack, ScaledTensor):
         return stack
     if stack.axis == -1:
@@ -197,6 +203,14 @@ def rotate_alike(x: Operand, w: Operand, stream: int | None) -> tuple[Operand, O
     return left, right.mT if decoded else right
 
 
+def check_choice(indices: object, weights: object, tokens: object) -> None:
+    """ValueError where one of them is given without another that it needs."""
+    if weights is not None and indices is None:
+        raise ValueError("weights add rows to tokens, and indices say to which: pass indices, or multiply the result")
+    if tokens is not None and weights is None:
+        raise ValueError("tokens is the number of rows of weighted sums; pass weights, or leave it out")
+
+
 def make_routing(
     x: Operand,
     w: Operand,
@@ -206,10 +220,7 @@ def make_routing(
     tokens: int | None,
 ) -> Routing:
     """What says where rows go, checked for types and shapes."""
-    if weights is not None and indices is None:
-        raise ValueError("weights add rows to tokens, and indices say to which: pass indices, or multiply the result")
-    if tokens is not None and weights is None:
-        raise ValueError("tokens is the number of rows of weighted sums; pass weights, or leave it out")
+    check_choice(indices, weights, tokens)
     ends = as_vector(offsets, "offsets", INTEGERS, w.shape[0], "experts")
     places = None if indices is None else as_vector(indices, "indices", INTEGERS, None, "rows")
     rows = x.shape[0] if places is None else places.shape[0]
@@ -230,9 +241,14 @@ def as_vector(x: _Elements, name: str, dtypes: frozenset[int], count: int | None
             f"{name} has dtype {vector.dtype.name}; expected {' or '.join(named[number] for number in sorted(dtypes))}"
         )
     if vector.ndim != 1 or (count is not None and vector.shape[0] != count):
-        number = "" if count is None else f", {count} of them"
-        raise ValueError(f"{name} has shape {vector.shape}; expected one number for each of the {what}{number}")
+        refuse_vector(name, vector.shape, count, what)
     return vector
+
+
+def refuse_vector(name: str, shape: tuple[int, ...], count: int | None, what: str) -> Never:
+    """Of numbers that are not one for each expert or row."""
+    number = "" if count is None else f", {count} of them"
+    raise ValueError(f"{name} has shape {shape}; expected one number for each of the {what}{number}")
 
 
 def as_count(tokens: int) -> int:
@@ -248,10 +264,15 @@ def shape_of_result(x: Operand, w: Operand, routing: Routing) -> tuple[int, int]
     """(R, N), or (T, N) of weighted sums."""
     depth, columns = w.shape[:0:-1] if isinstance(w, ScaledTensor) else w.shape[1:]
     if x.shape[1] != depth:
-        raise ValueError(f"x has shape {x.shape}, w {depth} as K: expected (rows, K) and (experts, K, N)")
+        refuse_depth(x.shape, depth)
     if routing.weights is None:
         return (x.shape[0] if routing.indices is None else routing.indices.shape[0]), columns
     return (x.shape[0] if routing.tokens is None else routing.tokens), columns
+
+
+def refuse_depth(of_x: tuple[int, ...], depth: int) -> Never:
+    """Of operands whose sums differ in length."""
+    raise ValueError(f"x has shape {of_x}, w {depth} as K: expected (rows, K) and (experts, K, N)")
 
 
 def check_operands(problem: Problem, routing: Routing) -> None:

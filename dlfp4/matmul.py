@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 from dlfp4 import _core
 from dlfp4._core import (
@@ -162,20 +162,22 @@ def backends(
 # ---- The call
 
 
+def refuse_shapes(of_a: tuple[int, ...], of_b: tuple[int, ...]) -> Never:
+    """Of operands that do not fit together."""
+    came, expected = f"a has shape {of_a} and b {of_b}", "expected (..., M, K) and (K, N)"
+    if of_a and len(of_b) == 2:
+        raise ValueError(f"{came}: K is {of_a[-1]} and {of_b[0]}; {expected}, for a weight w of (N, K) pass w.mT")
+    instead = {1: ": for a vector b pass b.reshape(-1, 1)", 3: ": stacks of matrices are for grouped_matmul"}
+    raise ValueError(f"{came}; {expected}{instead.get(len(of_b), '') if of_a else ''}")
+
+
 def as_operands(a: _Elements | ScaledTensor, b: _Elements | ScaledTensor) -> tuple[Operand, Operand]:
     """The operands as they are, checked against one another."""
     left = a if isinstance(a, ScaledTensor) else asarray(a)
     right = b if isinstance(b, ScaledTensor) else asarray(b)
     of_a, of_b = left.shape, right.shape
-    if not of_a or len(of_b) != 2:
-        instead = {1: ": for a vector b pass b.reshape(-1, 1)", 3: ": stacks of matrices are for grouped_matmul"}
-        remedy = instead.get(len(of_b), "") if of_a else ""
-        raise ValueError(f"a has shape {of_a} and b {of_b}; expected (..., M, K) and (K, N){remedy}")
-    if of_a[-1] != of_b[0]:
-        raise ValueError(
-            f"a has shape {of_a} and b {of_b}: K is {of_a[-1]} and {of_b[0]}; expected (..., M, K) and (K, N), for a "
-            f"weight w of (N, K) pass w.mT"
-        )
+    if not of_a or len(of_b) != 2 or of_a[-1] != of_b[0]:
+        refuse_shapes(of_a, of_b)
     return _meet(left, right)
 
 

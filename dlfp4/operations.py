@@ -14,9 +14,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dlfp4 import _core
+from dlfp4 import _core, grouped
 from dlfp4.extents import count_elements
 from dlfp4.formats import FLOATS, Recipe, find_recipe, granularity_of, offset_parts
+from dlfp4.matmul import refuse_shapes
 from dlfp4.proto import TensorProto
 
 if TYPE_CHECKING:
@@ -262,9 +263,14 @@ def _dequantize(q: TensorProto, *, dtype: str) -> TensorProto:
 
 def _vecdot(a: TensorProto, b: TensorProto, *, axis: int = -1) -> TensorProto:
     shapes = without_axis(a.shape, axis, "a"), without_axis(b.shape, axis, "b")
+    if differ(a.shape[axis], b.shape[axis]):
+        _core._refuse_lengths(a.shape, b.shape, axis)
     rank = max(map(len, shapes))
-    shape = [broadcast(*pair) for pair in zip(*(aligned(each, rank) for each in shapes), strict=True)]
-    return TensorProto(tuple(shape), "float32")
+    pairs = list(zip(*(aligned(each, rank) for each in shapes), strict=True))
+    for m, n in pairs:
+        if differ(m, n) and 1 not in (m, n):
+            _core._refuse_broadcast(*shapes, m, n)
+    return TensorProto(tuple(n if m == 1 else m for m, n in pairs), "float32")
 
 
 def without_axis(shape: tuple[int, ...], axis: int, name: str) -> tuple[int, ...]:
@@ -284,16 +290,21 @@ def aligned(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + shape
 
 
-def broadcast(m: int, n: int) -> int:
-    """What two extents make together; the operation itself refuses those that do not go together."""
-    return n if m == 1 else m
+def _dot(a: TensorProto, b: TensorProto) -> TensorProto:
+    for name, x in (("a", a), ("b", b)):
+        if len(x.shape) != 1:
+            _core._refuse_vector(name, x.shape)
+    return _vecdot(a, b)
 
 
-def _dot(a: TensorProto, b: TensorProto) -> TensorProto:  # noqa: ARG001  (one signature for all)
-    return TensorProto((), "float32")
+def differ(m: Any, n: Any) -> bool:
+    """Whether two extents are known to differ: of a compiler's symbols it is the operation itself that finds out."""
+    return isinstance(m, int) and isinstance(n, int) and m != n
 
 
 def _matmul(a: TensorProto, b: TensorProto, *, out_dtype: str | None, **_: Any) -> TensorProto:
+    if not a.shape or len(b.shape) != 2 or differ(a.shape[-1], b.shape[0]):
+        refuse_shapes(a.shape, b.shape)
     return TensorProto(a.shape[:-1] + b.shape[-1:], out_dtype or _type_of_product(a))
 
 
@@ -302,10 +313,16 @@ def _type_of_product(a: TensorProto) -> str:
     return own if own in FLOATS else "float32"
 
 
+def check_vector(name: str, vector: TensorProto, count: Any, what: str) -> None:
+    """ValueError where there is not one number for each expert or row, as far as is known."""
+    if len(vector.shape) != 1 or differ(vector.shape[0], count):
+        grouped.refuse_vector(name, vector.shape, count, what)
+
+
 def _grouped_matmul(
     x: TensorProto,
     w: TensorProto,
-    offsets: TensorProto,  # noqa: ARG001  (one signature for all)
+    offsets: TensorProto,
     indices: TensorProto | None,
     weights: TensorProto | None,
     *,
@@ -313,7 +330,17 @@ def _grouped_matmul(
     out_dtype: str | None,
     **_: Any,
 ) -> TensorProto:
+    grouped.check_choice(indices, weights, tokens)
+    grouped.check_ranks(x.shape, w.shape)
+    stands = w.format is not None and w.rowwise  # as it was quantized, of which the operation says what to do
+    if differ(x.shape[1], w.shape[1]) and not stands:
+        grouped.refuse_depth(x.shape, w.shape[1])
     routed = x if indices is None else indices
+    check_vector("offsets", offsets, w.shape[0], "experts")
+    if indices is not None:
+        check_vector("indices", indices, None, "rows")
+    if weights is not None:
+        check_vector("weights", weights, routed.shape[0], "rows")
     rows = routed.shape[0] if weights is None else x.shape[0] if tokens is None else tokens
     return TensorProto((rows, w.shape[-1]), out_dtype or _type_of_product(x))
 

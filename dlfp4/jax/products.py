@@ -275,10 +275,7 @@ def dot(a: Any, b: Any) -> Array:
     Array(32., dtype=float32)
     """
     left, right = as_operand(a, "a"), as_operand(b, "b")
-    for x in (left, right):
+    for name, x in (("a", left), ("b", right)):
         if x.ndim != 1:
-            raise ValueError(
-                f"an operand has shape {x.shape}: dot takes two vectors; for more dimensions call vecdot (along an "
-                f"axis) or matmul"
-            )
+            _core._refuse_vector(name, x.shape)
     return vecdot(left, right)

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import re
 import subprocess
 import sys
 
@@ -347,6 +348,42 @@ assert set(torch.library.opcheck(op.default, (x,)).values()) == {"SUCCESS"}
 
 def test_a_new_operation_is_a_row():
     subprocess.run([sys.executable, "-P", "-c", NEW_ROW], check=True, timeout=300)
+
+
+# ---- Shapes that do not fit: what has no memory is refused as what has
+
+APART = {
+    "sums of two lengths": lambda ones: dt.matmul(ones(2, 32), ones(31, 4)),
+    "a vector for a matrix": lambda ones: dt.matmul(ones(2, 32), ones(32)),
+    "a stack for a matrix": lambda ones: dt.matmul(ones(2, 32), ones(2, 32, 4)),
+    "a number for rows": lambda ones: dt.matmul(ones(), ones(32, 4)),
+    "a weight as it was quantized": lambda ones: dt.matmul(ones(2, 32), dt.quantize(ones(4, 32), "nvfp4")),
+    "matrices for vectors": lambda ones: dt.dot(ones(2, 4), ones(2, 4)),
+    "vectors of two lengths": lambda ones: dt.dot(ones(4), ones(5)),
+    "lines of two lengths": lambda ones: dt.vecdot(ones(2, 4), ones(2, 1)),
+    "lines that do not broadcast": lambda ones: dt.vecdot(ones(2, 4), ones(3, 4)),
+    "rows in a stack": lambda ones: by_experts(ones, (2, 2, 32)),
+    "one expert": lambda ones: dt.grouped_matmul(ones(2, 32), ones(32, 4), ones(2).int()),
+    "experts of another length": lambda ones: by_experts(ones, (2, 64)),
+    "offsets of other experts": lambda ones: by_experts(ones, (2, 32), 3),
+    "weights of nobody": lambda ones: by_experts(ones, (2, 32), weights=ones(2)),
+    "tokens of nobody": lambda ones: by_experts(ones, (2, 32), tokens=3),
+    "weights of other rows": lambda ones: by_experts(ones, (2, 32), indices=ones(2).int(), weights=ones(3)),
+    "indices in a matrix": lambda ones: by_experts(ones, (2, 32), indices=ones(2, 2).int()),
+}
+
+
+def by_experts(ones, shape, offsets=2, **options):
+    weights = dt.quantize(ones(2, 4, 32), "nvfp4")
+    return dt.grouped_matmul(ones(*shape), weights.mT, ones(offsets).int(), **options)
+
+
+@pytest.mark.parametrize("case", APART)
+def test_shapes_that_do_not_fit(case):
+    with pytest.raises(ValueError, match=r"has|shapes|pass") as expected:
+        APART[case](lambda *shape: torch.ones(shape))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(expected.value))}$"):
+        APART[case](lambda *shape: torch.ones(shape, device="meta"))
 
 
 # ---- Options that are none: the words of dlfp4's own functions

@@ -127,14 +127,19 @@ cdef int broadcast(Factor *a, Factor *b) except -1:
         of_a = a.shape[k - ndim + a.ndim] if k >= ndim - a.ndim else 1
         of_b = b.shape[k - ndim + b.ndim] if k >= ndim - b.ndim else 1
         if of_a != of_b and of_a != 1 and of_b != 1:
-            raise ValueError(f"shapes {extents_of(a)} and {extents_of(b)}, without the axis that is summed over, do "
-                             f"not broadcast: {of_a} is not {of_b}")
+            _refuse_broadcast(extents_of(a), extents_of(b), of_a, of_b)
         shape[k] = of_b if of_a == 1 else of_a
     if count_elements(ndim, shape) < 0:
         raise ValueError(f"shapes {extents_of(a)} and {extents_of(b)}, without the axis that is summed over, broadcast "
                          f"to more lines than can be counted")
     broadcast_to(a, ndim, shape)
     return broadcast_to(b, ndim, shape)
+
+
+def _refuse_broadcast(of_a, of_b, m, n):
+    """Of two shapes with extents that do not go together."""
+    raise ValueError(f"shapes {of_a} and {of_b}, without the axis that is summed over, do not broadcast: {m} is not "
+                     f"{n}")
 
 
 cdef tuple extents_of(const Factor *factor):
@@ -214,9 +219,14 @@ cdef int fill_sums(Factor *a, Factor *b, left, right, int64_t axis) except -1:
     fill_factor(a, left, axis, "a")
     fill_factor(b, right, axis, "b")
     if a.length != b.length:
-        raise ValueError(f"a of shape {left.shape} has {a.length} elements along axis {axis}, b of shape "
-                         f"{right.shape} has {b.length}; both need the same number")
+        _refuse_lengths(left.shape, right.shape, axis)
     return broadcast(a, b)
+
+
+def _refuse_lengths(of_a, of_b, axis):
+    """Of operands whose sums differ in length."""
+    raise ValueError(f"a of shape {of_a} has {of_a[axis]} elements along axis {axis}, b of shape {of_b} has "
+                     f"{of_b[axis]}; both need the same number")
 
 
 cdef inline object plain_on(x, const Place *place):
@@ -429,9 +439,14 @@ cdef object as_vector(x, str name):
     cdef object operand = x if scaled or type(x) is Tensor else borrow(x)
     cdef Py_ssize_t ndim = len((<ScaledTensor> operand).shape) if scaled else (<Tensor> operand).dl.ndim
     if ndim != 1:
-        raise ValueError(f"{name} has shape {operand.shape}: dot takes two vectors; for more dimensions call vecdot "
-                         f"(along an axis) or matmul")
+        _refuse_vector(name, operand.shape)
     return operand
+
+
+def _refuse_vector(name, shape):
+    """Of an operand that is none."""
+    raise ValueError(f"{name} has shape {shape}: dot takes two vectors; for more dimensions call vecdot (along an "
+                     f"axis) or matmul")
 
 
 # ---- Matrix products on the host; dlfp4/matmul.py chooses who multiplies
