@@ -148,7 +148,7 @@ class TensorProto:
             "columnwise": flag_of(columnwise, "columnwise"),
             "scale_dtype": scale_dtype,
             "global_scale_per": global_scale_per,
-            "hadamard": None if hadamard is None else signs_of(hadamard),
+            "hadamard": None if hadamard is None else _parse_signs(hadamard),
             "zero_points": zero_points,
             "biases": biases,
         }
@@ -583,6 +583,17 @@ def is_symbolic(extent: Any) -> bool:
 def constants(shape: Any) -> tuple[int, ...]:
     """Extents as numbers, which a graph that had them as symbols is then made for: a range has a length."""
     return tuple([len(range(extent)) for extent in shape])
+
+
+def constant_signs(given: Any) -> Any:
+    """The signs of a Hadamard transform, or their seed, as numbers in the same way."""
+    if isinstance(given, (tuple, list)):
+        return tuple([1 if sign == 1 else -1 if sign == -1 else 0 for sign in given])
+    return len(range(given)) if isinstance(given, int) and 0 <= given < 1 << 63 else given
+
+
+def _parse_signs(hadamard: Any) -> tuple[int, ...] | None:
+    return signs_of(hadamard if graph_now() is None else constant_signs(hadamard))
 
 
 def _parse_shape(shape: Any) -> tuple[int, ...]:

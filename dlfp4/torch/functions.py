@@ -12,7 +12,7 @@ from dlfp4.formats import Format, Recipe, own_offsets
 from dlfp4.frameworks.base import FP4
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
-from dlfp4.proto import flag_of
+from dlfp4.proto import constant_signs, flag_of
 from dlfp4.torch.registering import CALLS
 from dlfp4.torch.representing import FORMAT_ELEMENTS, PAIRS, Parts, as_parts, as_plain, as_quantized
 
@@ -300,6 +300,8 @@ def arguments_of_quantize(
     if isinstance(unit, (int, float, np.floating)):
         unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
     check_tensors(global_scale=unit)
+    if torch.compiler.is_dynamo_compiling():
+        hadamard = constant_signs(hadamard)
     signs = None if hadamard is None else list(signs_of(hadamard))
     said = (recipe or "") if recipe is None or isinstance(recipe, str) else text_of(recipe)
     along = [each if type(each) is int else _core._parse_integer(each, "axis") for each in axes]

@@ -18,7 +18,7 @@ from dlfp4.formats import FLOATS, Format, offsets_of
 from dlfp4.formats import granularity_of as granularity_by_count
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding
-from dlfp4.proto import InGraph, TensorProto, constants
+from dlfp4.proto import InGraph, TensorProto, constant_signs, constants
 from dlfp4.torch.representing import PAIRS, Parts, as_parts, described, single_shape
 
 
@@ -72,13 +72,8 @@ def specs(made: TensorProto) -> Any:
     element = None if made.dtype is None else made.dtype.name
     name = None if made.format is None else made.format.name
     how = (made.packed, made.scale_layout, made.pad, made.rowwise, made.columnwise, made.scale_dtype)
-    offsets = (made.zero_points, made.biases)
-    return specs_of_constants(made._extents, element, name, *how, made.global_scale_per, signs(made), *offsets)
-
-
-def signs(made: TensorProto) -> tuple[int, ...] | None:
-    """Those of the Hadamard transform, as constants, as extents are."""
-    return None if made.hadamard is None else tuple([1 if sign > 0 else -1 for sign in made.hadamard])
+    others = (constant_signs(made.hadamard), made.zero_points, made.biases)
+    return specs_of_constants(made._extents, element, name, *how, made.global_scale_per, *others)
 
 
 def flatten(made: TensorProto, x: Any) -> dict[str, torch.Tensor]:
@@ -107,7 +102,8 @@ def unflatten(made: TensorProto, buffers: Any) -> Any:
     for axis in made._axes:
         beside = "biases" if made.biases else "zero_points"
         parts: list[Any] = [named.get(made._name(name, axis)) for name in ("data", "scales", "global_scale", beside)]
-        kind = text_of(made.format.name, axis, made.scale_layout, signs(made), made.zero_points, made.biases)
+        signs = constant_signs(made.hadamard)
+        kind = text_of(made.format.name, axis, made.scale_layout, signs, made.zero_points, made.biases)
         results.append(Parts(parts[0], parts[1], parts[2], kind, made._extents, parts[3]))
     return results[0] if len(results) == 1 else tuple(results)
 

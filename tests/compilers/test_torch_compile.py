@@ -114,6 +114,23 @@ def test_options_are_constants_of_the_graph(options):
     check_equal(torch.compile(function, fullgraph=True, backend="aot_eager")(X), function(X))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_options_from_outside_are_constants(dynamic):
+    """Numbers, of which Dynamo makes symbols once they have differed."""
+
+    def function(x, signs, axis, alpha):
+        q = quantize(x, "nvfp4", hadamard=signs, axis=axis)
+        proto = dlfp4.TensorProto((32, 32), format="nvfp4", hadamard=signs)
+        return [*q[:3], dt.matmul(x, x.mT, alpha=alpha)], proto.hadamard
+
+    x = randn(32, 32)
+    compiled = torch.compile(function, fullgraph=True, backend="eager", dynamic=dynamic)
+    for options in (((1, -1) * 8, -1, 2.0), ((1,) * 16, -1, 3.0), (3, -2, 0.5), (5, -1, 2.0)):
+        (made, signs), (expected, own) = compiled(x, *options), function(x, *options)
+        check_equal(made, expected)
+        assert signs == own
+
+
 def test_out_forms(weight):
     def function(x, out):
         dt.matmul(x, weight.mT, out=out)
