@@ -26,6 +26,26 @@ def tensor_of(memory=None, **fields):
     return dlfp4.from_dlpack(made.capsule), made
 
 
+MADE_UP = """
+import sys
+import numpy as np
+import dlfp4
+
+class Dtype:
+    dtype = np.dtype("float32")
+
+types = [Dtype() for _ in range(1000)]
+usual = max(sys.getrefcount(each) for each in types)
+for each in types:
+    assert dlfp4.empty(0, each).dtype == "float32"
+print(sum(sys.getrefcount(each) > usual for each in types))
+"""
+
+
+def test_types_that_callers_make_up_are_not_all_remembered():
+    assert 0 < int(run_python(MADE_UP)) <= 256
+
+
 # ---- counting ------------------------------------------------------------------------------------------------------
 
 
