@@ -317,7 +317,7 @@ MISTAKES = [
     ("nvfp4", {"global_scale_per": "matrix"}, {}, "needs a stack"),
     ("nvfp4", {"global_scale_per": "row"}, {"global_scale": 0.5}, "is one number"),
     ("nvfp4", {"global_scale_per": "row"}, {"global_scale": np.ones(5, F)}, r"expected \(32,\)"),
-    ("nvfp4", {}, {"global_scale": np.ones(5, F)}, r"expected one number, \(32,\)"),
+    ("nvfp4", {}, {"global_scale": np.ones(5, F)}, r"expected one number, or \(32,\)"),
     ("nvfp4", {}, {"global_scale": np.ones(32, F), "axis": (-1, -2)}, "one axis at a time"),
     ("nvfp4", {}, {"global_scale": np.zeros(32, F)}, "positive, finite"),
 ]  # fmt: skip

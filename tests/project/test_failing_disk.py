@@ -148,7 +148,9 @@ def test_each_call_of_each_writer_fails_in_turn(tmp_path, names_files):
     """What is there then is whole, nothing else is left, the error names the file, and a second try makes all of it."""
     library = tmp_path / "failing_disk.so"
     subprocess.run([COMPILER, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE, "-ldl"], check=True)
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.project.test_failing_disk import fail_all as f; "
+    # The installed package first: beside the tests lies one without a core.
+    code = f"import sys, dlfp4; sys.path.insert(0, {str(ROOT)!r}); "
+    code += "from tests.project.test_failing_disk import fail_all as f; "
     command = [sys.executable, "-P", "-c", code + "f(*sys.argv[1:])", library, tmp_path, str(names_files)]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, env=os.environ | {"LD_PRELOAD": str(library)}
