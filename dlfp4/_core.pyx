@@ -55,6 +55,8 @@ cdef extern from *:
     static inline int raise_pending(void) { return PyErr_Occurred() ? -1 : 0; }
     static inline int load_acquire(const int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void store_release(int *p, int value) { __atomic_store_n(p, value, __ATOMIC_RELEASE); }
+    /* Threads that quantize into one result write the same. */
+    static inline void store_float(float *p, float value) { __atomic_store(p, &value, __ATOMIC_RELAXED); }
     /* A new reference to what a dictionary has under a key, or to None. Cython's dict.get borrows the value for a
      * moment, in which another thread of a free-threaded Python may take the last reference away. */
     static inline PyObject *look_up(PyObject *dict, PyObject *key) {
@@ -116,6 +118,7 @@ cdef extern from *:
     int raise_pending() except -1
     int load_acquire(const int *) noexcept nogil
     void store_release(int *, int) noexcept nogil
+    void store_float(float *, float) noexcept nogil
     int ctz(int64_t) noexcept nogil
     object look_up(dict, object)
     void free_export(void *, void *)

@@ -72,12 +72,12 @@ cdef tuple check_out_scaled(out, tuple axes, Tensor source, _Rules rules, str sc
                              f"returned with the same signs")
         check_granularity(result, rules, per)
         # These fields determine the parts' shapes; what remains to be checked is that blocks divide the shape.
-        if pad or not result.divides:
+        if pad or not load_acquire(&result.divides):
             _buffers_of(result.shape, rules.format.name, axis, scale_layout, pad, rules.scale_dtype, per)
-            result.divides = not pad
-        if not result.is_writable:
+            store_release(&result.divides, not pad)
+        if not load_acquire(&result.is_writable):
             check_writable_parts(result)
-            result.is_writable = True
+            store_release(&result.is_writable, True)
         check_clear_of(result.data, "out's data", source)
         check_clear_of(result.scales, "out's scales", source)
         if result.global_scale is not None:

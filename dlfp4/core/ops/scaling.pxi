@@ -464,7 +464,7 @@ cdef int fill_results(Quantization *call, tuple results, Touched *touched, bint 
         if whole is None or whole.dl.ndim:   # of lines or matrices; their address says nothing, of which there is none
             continue
         if on_host:
-            (<float *> whole.dl.data)[0] = call.scale.decode
+            store_float(<float *> whole.dl.data, call.scale.decode)
         else:
             call.scale_there.places[number] = <float *> whole.dl.data
             number += 1

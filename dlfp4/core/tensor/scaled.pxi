@@ -67,8 +67,8 @@ cdef class ScaledTensor:
     cdef readonly object receipt
     cdef int number          # the format's row: asking `format` takes Python's time
     cdef int scale_layout_row   # its number; NO_SCALE_LAYOUT of "prepared"
-    cdef bint divides        # blocks are known to divide the shape
-    cdef bint is_writable    # each part is known to have memory of its own, which may be written to
+    cdef int divides         # blocks are known to divide the shape; threads that quantize into one result set both
+    cdef int is_writable     # each part is known to have memory of its own, which may be written to
     cdef Prepared prepared   # all zero where it is not
     cdef bint turned         # a transposed stack: the parts are those of its mT
     cdef uint32_t rotation   # the kernels' Hadamard transform; 0 where there is none
