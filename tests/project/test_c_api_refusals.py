@@ -196,6 +196,25 @@ def test_tensors_that_cannot_be_counted_are_refused():
     assert C.cast(c_api.describe(x), out, None, 4, None) == c_api.E_OPTION
 
 
+@pytest.mark.parametrize("step", [3 * 64 + 1, 3 * 64 - 1, 64, 0])
+def test_leading_dimensions_that_are_no_rows_are_refused(step):
+    x = np.zeros(1024, np.float32)
+    q = c_api.describe_scaled(dlfp4.quantize(values(6, 64), "mxfp4"))
+
+    def given(*strides):
+        return c_api.describe(x, ndim=3, shape=(ctypes.c_int64 * 3)(2, 3, 64), strides=(ctypes.c_int64 * 3)(*strides))
+
+    assert C.quantize(given(3 * 64, 64, 1), None, 0.0, q, None, None) == c_api.OK
+    assert C.quantize(given(step, 64, 1), None, 0.0, q, None, None) == c_api.E_SHAPE
+    assert C.dequantize(q, given(step, 64, 1), None) == c_api.E_SHAPE
+
+
+def test_numbers_without_dimensions_are_no_matrix():
+    number, q = c_api.describe(np.zeros((), np.float32)), dlfp4.quantize(np.zeros((1, 0), np.float32), "mxfp4")
+    assert C.quantize(number, None, 0.0, c_api.describe_scaled(q), None, None) == c_api.E_SHAPE
+    assert C.dequantize(c_api.describe_scaled(q), number, None) == c_api.E_SHAPE
+
+
 def test_weights_are_prepared_on_devices_alone():
     w, prepared = c_api.describe_scaled(dlfp4.quantize(values(128, 64), "nvfp4")), c_api.Prepared()
     assert C.prepared_bytes(w.format, 128, 64) >= 128 * 64 // 2 + 128 * 64 // 16

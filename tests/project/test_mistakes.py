@@ -313,6 +313,22 @@ MISTAKES = {
         ValueError,
         "recipe=3.5: expected None, a dlfp4.Recipe or one of ocp, ",
     ),
+    # ---- parts
+    "data of another type": (
+        lambda: dlfp4.ScaledTensor.from_parts(X, W.scales, format="nvfp4"),
+        TypeError,
+        "data has dtype float32; expected float4_e2m1fn, or its bytes as uint8",
+    ),
+    "scales of another type, which are no bytes": (
+        lambda: dlfp4.ScaledTensor.from_parts(np.zeros((4, 64), "u1"), np.ones((4, 1), "f8"), format="fp8_row"),
+        TypeError,
+        "scales has dtype float64; expected float32",
+    ),
+    "blocks along the first axis": (
+        lambda: dlfp4.quantize(X, "nvfp4", axis=0),
+        ValueError,
+        "axis=0: blocks run along -1, the last axis, or -2, the others as one",
+    ),
     # ---- the machine
     "threads below none": (lambda: dlfp4.set_num_threads(-1), ValueError, "threads=-1: expected 0 to 4096"),
     "threads beyond all": (lambda: dlfp4.set_num_threads(2**70), ValueError, f"threads={2**70}: expected 0 to 4096"),
