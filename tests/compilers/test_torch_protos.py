@@ -143,7 +143,7 @@ FROM_OUTSIDE = [
     TensorProto((128, 64), format="mxfp8_e4m3", rowwise=False, columnwise=True),
     TensorProto((2, 4, 64), format="nvfp4", global_scale_per="row", hadamard=3),
     TensorProto((4, 64), "bfloat16"),
-    TensorProto.of(torch.ones(2, 3)),
+    TensorProto.of(torch.ones(2, 3, requires_grad=True)),  # a flag as it was then, which changes no buffer
 ]
 
 
