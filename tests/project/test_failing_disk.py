@@ -152,9 +152,9 @@ def test_each_call_of_each_writer_fails_in_turn(tmp_path, names_files):
     code = f"import sys, dlfp4; sys.path.insert(0, {str(ROOT)!r}); "
     code += "from tests.project.test_failing_disk import fail_all as f; "
     command = [sys.executable, "-P", "-c", code + "f(*sys.argv[1:])", library, tmp_path, str(names_files)]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, env=os.environ | {"LD_PRELOAD": str(library)}
-    )
+    preloaded = " ".join([*os.environ.get("LD_PRELOAD", "").split(), str(library)])  # a sanitizer has to come first
+    env = os.environ | {"LD_PRELOAD": preloaded}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     failures = json.loads(done.stdout)
     assert failures.keys() == CALLS - ({"linkat"} if names_files else set())
