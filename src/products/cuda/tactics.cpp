@@ -46,13 +46,14 @@ constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as man
 constexpr double kHalfBytes = 1.3;   // the same for bytes
 
 // A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come, those with scales along K
-// later, but where tensor cores are ahead of sums; pairs read less, and in a walk consumers take turns with more.
-double time_of_step(int kind, int rows, int halves, KernelFamily family) {
+// later, but where tensor cores are ahead of sums (where K is shared that gains nothing); pairs read less, and in a
+// walk consumers take turns with more.
+double time_of_step(int kind, int rows, int halves, KernelFamily family, int ranks = 1) {
   constexpr double kStageRate = 9e4, kWeightRate = 7e4;  // bytes that a multiprocessor gets in a microsecond
   const int sums = rows * halves;
   if (is_prepared(kind)) return 0.18 + 0.00085 * sums;
   if (family == kWalking) return std::max(0.06 + 0.0015 * sums, stage_bytes(kind, rows, halves) / kStageRate);
-  const bool is_ahead = kind == kBytesByBlock && rows == 128 && halves == 2;
+  const bool is_ahead = kind == kBytesByBlock && rows == 128 && halves == 2 && ranks == 1;
   const double multiplied = has_scales(kind)
                                 ? 0.14 + (family == kPaired ? 0.001 : 0.0012) * (is_ahead ? 0.86 : 1) * sums
                                 : (family == kPaired ? 0.0016 : 0.0017) * sums;
@@ -84,8 +85,8 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const int64_t steps = divide_up(count_steps(shape), tactic.ranks);
   const double sums = time_of_sums(tactic.rows, tactic.halves, tactic.ranks * (kConsumers / tactic.halves) > 1);
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
-  const double work =
-      waves * static_cast<double>(steps) * time_of_step(shape.kind, tactic.rows, tactic.halves, tactic.family);
+  const double work = waves * static_cast<double>(steps) *
+                      time_of_step(shape.kind, tactic.rows, tactic.halves, tactic.family, tactic.ranks);
   if (is_prepared(shape.kind)) return kStart + work + waves * sums;
   const double again = kReadAgain * static_cast<double>(reads - 1);
   const double arrival =
