@@ -178,8 +178,8 @@ gc.freeze()
 tracemalloc.start()
 tried, leaked = 0, []
 # Without what meets faults of Python's own: 3.11 loses the elements of a tuple for which there is no memory, as in
-# `q[1:, :32]`, and may crash in `dict.items`.
-for name in ("matmul", "matmul with an activation", "slice quantized", "proto"):
+# `q[1:, :32]`, and a pickler's table, whatever it pickles, and may crash in `dict.items`.
+for name in ("matmul", "matmul with an activation", "slice quantized", "proto", "pickle"):
     del OPERATIONS[name]
 for name, operation in OPERATIONS.items():
     made = capsules.Made(memory, shape=shape_of(name))
