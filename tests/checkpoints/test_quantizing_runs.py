@@ -268,13 +268,17 @@ if __name__ == "__main__":
 """
 
 
+def run_program(folder, text, *arguments, **options):
+    """A program's run in a folder. Its pipes end once nobody holds them, no worker either."""
+    program = folder / "program.py"
+    program.write_text(text)
+    command = [sys.executable, "-P", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=folder, **options)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_a_killed_command(tmp_path, number):
-    program = tmp_path / "program.py"
-    program.write_text(KILLED)
-    command = [sys.executable, "-P", program, str(int(number))]
-    # The pipes end once nobody holds them.
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    done = run_program(tmp_path, KILLED, str(int(number)))
     assert done.returncode == -number, done.stderr
 
 
@@ -304,12 +308,7 @@ if __name__ == "__main__":
 
 def test_an_interrupt_ends_workers_without_a_word(tmp_path):
     """As Ctrl-C, which a terminal sends to the command and to its workers."""
-    program = tmp_path / "program.py"
-    program.write_text(INTERRUPTED)
-    command = [sys.executable, "-P", program]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, start_new_session=True
-    )
+    done = run_program(tmp_path, INTERRUPTED, start_new_session=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -328,12 +327,7 @@ if __name__ == "__main__":
 
 def test_workers_ignore_an_interrupt_that_the_command_ignores(tmp_path):
     """As commands do that a shell starts with `&`, or nohup."""
-    program = tmp_path / "program.py"
-    program.write_text(IGNORED)
-    command = [sys.executable, "-P", program]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, start_new_session=True
-    )
+    done = run_program(tmp_path, IGNORED, start_new_session=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")
 
 
