@@ -19,6 +19,8 @@ import dlfp4
 from dlfp4 import caches, checkpoints
 from dlfp4.checkpoints import safetensors
 
+from ..support.own_process import run_apart
+
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("cc")
 SOURCE = ROOT / "tests/support/failing_disk.c"
@@ -148,13 +150,10 @@ def test_each_call_of_each_writer_fails_in_turn(tmp_path, names_files):
     """What is there then is whole, nothing else is left, the error names the file, and a second try makes all of it."""
     library = tmp_path / "failing_disk.so"
     subprocess.run([COMPILER, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE, "-ldl"], check=True)
-    # The installed package first: beside the tests lies one without a core.
-    code = f"import sys, dlfp4; sys.path.insert(0, {str(ROOT)!r}); "
-    code += "from tests.project.test_failing_disk import fail_all as f; "
-    command = [sys.executable, "-P", "-c", code + "f(*sys.argv[1:])", library, tmp_path, str(names_files)]
     preloaded = " ".join([*os.environ.get("LD_PRELOAD", "").split(), str(library)])  # a sanitizer has to come first
     env = os.environ | {"LD_PRELOAD": preloaded}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+    arguments = (library, tmp_path, names_files)
+    done = run_apart("tests.project.test_failing_disk", "fail_all", *arguments, env=env)
     assert done.returncode == 0, done.stderr
     failures = json.loads(done.stdout)
     assert failures.keys() == CALLS - ({"linkat"} if names_files else set())

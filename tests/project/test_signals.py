@@ -7,7 +7,6 @@ import gc
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,8 @@ import pytest
 import dlfp4
 from dlfp4 import checkpoints
 
-ROOT = Path(__file__).parents[2]
+from ..support.own_process import run_apart
+
 ROUNDS = 60  # of each call
 
 
@@ -121,10 +121,6 @@ def signal_all(folder, handler):
 @pytest.mark.parametrize("handler", ["interrupt", "reenter"])
 def test_signals_at_random(tmp_path, handler):
     """A handler that raises ends calls; one that calls the library ends none, and gets what it asks for."""
-    # The installed package first: beside the tests lies one without a core.
-    code = f"import sys, dlfp4; sys.path.insert(0, {str(ROOT)!r}); "
-    code += "from tests.project.test_signals import signal_all as f; f(*sys.argv[1:])"
-    command = [sys.executable, "-P", "-W", "ignore", "-c", code, tmp_path, handler]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_apart("tests.project.test_signals", "signal_all", tmp_path, handler)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (int(done.stdout) > 0) == (handler == "interrupt")
