@@ -42,6 +42,20 @@ def needs_gpu(item):
     return item.get_closest_marker("gpu") or item.get_closest_marker("gpus")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Within a capture CUDA graphs, XLA's programs and managed memory of earlier tests must not end: the driver would
+    end the capture, too.
+    """
+    if not needs_gpu(item):
+        return (yield)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @functools.cache
 def has_two_devices():
     try:

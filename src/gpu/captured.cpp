@@ -70,7 +70,7 @@ struct Capture {
   bool is_there() const { return state != 0; }
 };
 
-// A stream for a moment, outside of all captures.
+// A stream for a moment, which nothing captures.
 class OwnStream {
  public:
   OwnStream() { status_ = opened_driver().cuStreamCreate(&stream_, kNonBlocking); }
@@ -83,7 +83,6 @@ class OwnStream {
   CUstream get() const { return stream_; }
 
  private:
-  const OutOfCapture outside_;
   CUstream stream_ = nullptr;
   int status_;
 };

@@ -1,6 +1,9 @@
-// The opened driver, and the caller's context for as long as a call lasts.
+// The opened driver, and what a thread is allowed for as long as a call lasts: a context, and what no graph can hold.
 // Layout: the driver's ABI, as far as it is used; declared here so that building needs no CUDA toolkit.
 // Trick: the current context serves if it is on the tensor's device, else the primary one, pushed and popped.
+// While any thread captures in the driver's global mode, the others may not allocate, free or wait either, unless they
+// have exchanged their mode for the relaxed one: their attempt would end the capture. Ours concern streams that are not
+// captured.
 #ifndef DLFP4_SRC_GPU_CONTEXT_H_
 #define DLFP4_SRC_GPU_CONTEXT_H_
 
@@ -65,6 +68,7 @@ struct Driver {
 // After a CurrentContext without an error.
 const Driver &opened_driver();
 
+// While it lives, the device's context is current, and no capture forbids this thread anything.
 class CurrentContext {
  public:
   explicit CurrentContext(int device);
@@ -74,21 +78,13 @@ class CurrentContext {
   int status() const { return status_; }
 
  private:
-  int status_ = 0;
-  [[maybe_unused]] bool pushed_ = false;  // tests have a driver of their own
-};
+  int make_current(int device);
 
-// While it lives, this thread may do what no graph can hold, though a stream is captured.
-class OutOfCapture {
- public:
-  OutOfCapture() { opened_driver().cuThreadExchangeStreamCaptureMode(&mode_); }
-  ~OutOfCapture() { opened_driver().cuThreadExchangeStreamCaptureMode(&mode_); }
-  OutOfCapture(const OutOfCapture &) = delete;
-  OutOfCapture &operator=(const OutOfCapture &) = delete;
-
- private:
   static constexpr int kRelaxed = 2;
-  int mode_ = kRelaxed;
+  int mode_ = kRelaxed;  // the thread's own, once exchanged
+  int status_ = 0;
+  // Tests have a driver of their own.
+  [[maybe_unused]] bool exchanged_ = false, pushed_ = false;
 };
 
 }  // namespace cuda

@@ -85,18 +85,25 @@ const Driver &opened_driver() { return driver; }
 
 CurrentContext::CurrentContext(int device) {
   status_ = open();
-  if (status_ != 0) return;
+  if (status_ == 0) status_ = driver.cuThreadExchangeStreamCaptureMode(&mode_);
+  exchanged_ = status_ == 0;
+  if (status_ == 0) status_ = make_current(device);
+}
+
+int CurrentContext::make_current(int device) {
   CUdevice current = -1;
-  if (driver.cuCtxGetDevice(&current) == 0 && current == device) return;
+  if (driver.cuCtxGetDevice(&current) == 0 && current == device) return 0;
   CUcontext context = nullptr;
-  status_ = primary_context(device, &context);
-  if (status_ == 0) status_ = driver.cuCtxPushCurrent(context);
-  pushed_ = status_ == 0;
+  int status = primary_context(device, &context);
+  if (status == 0) status = driver.cuCtxPushCurrent(context);
+  pushed_ = status == 0;
+  return status;
 }
 
 CurrentContext::~CurrentContext() {
   CUcontext popped = nullptr;
   if (pushed_) driver.cuCtxPopCurrent(&popped);
+  if (exchanged_) driver.cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
 }  // namespace cuda

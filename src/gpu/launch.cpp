@@ -1,6 +1,5 @@
 // Loads images once a device, finds their kernels, launches them.
 // Layout: a table by image and device of the library that serves; a library has a handle a kernel of its image.
-// Trick: loading is allowed while a graph is captured, because the thread steps out of the capture for it.
 #include "launch.h"
 
 #include <atomic>
@@ -128,7 +127,6 @@ int load_once(Image image, int device, const void *data) {
   const std::lock_guard<std::mutex> lock(load_mutex);
   if (loaded[image].services[device].library) return 0;
   if (!has_needed_symbols(opened_driver())) return kNotSupported;
-  const OutOfCapture outside;
   return data ? serve_given(image, device, data) : serve_built(image, device);
 }
 

@@ -4,7 +4,9 @@ memory it is, how long that lives, what serves again."""
 import gc
 import subprocess
 import sys
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -212,6 +214,60 @@ def test_a_tensor_from_before_ends_within_a_capture(torch):
         graph.replay()
         torch.cuda.synchronize()
         assert host_bytes(result) == host_bytes(dlfp4.cast(x, "bfloat16"))
+
+
+# What is made of a tensor on a stream.
+MADE = {
+    "cast": lambda x, stream: dlfp4.cast(x, "bfloat16", stream=stream),
+    "quantized": lambda x, stream: dlfp4.quantize(x, "nvfp4", stream=stream),
+    "prepared": lambda x, stream: dlfp4.quantize(x, "nvfp4", stream=stream).prepare(),
+    "in PyTorch": lambda x, stream: dlfp4.cast(x, "bfloat16", stream=stream).to_torch(),
+    "on the host": lambda x, stream: dlfp4.from_dlpack(x).to_device("cpu"),
+    "from the host": lambda x, stream: dlfp4.asarray(np.ones((512, 512), np.float32)).to_device(CUDA),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("on", ["the current stream", "another stream"])
+def test_a_capture_outlives_what_ends_within_it(torch, name, on):
+    """As when Python collects garbage there, which was made on streams that are not captured."""
+    x = randn(torch, 512, 512)
+    held = [MADE[name](x, torch.cuda.Stream() if on == "another stream" else None) for _ in range(3)]
+
+    def work(stream):
+        first = dlfp4.cast(x, "bfloat16", stream=stream)
+        held.clear()
+        return first, dlfp4.cast(x, "float16", stream=stream)
+
+    graph, results = capture(torch, work)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert [host_bytes(y) for y in results] == [host_bytes(dlfp4.cast(x, target)) for target in ("bfloat16", "float16")]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_other_threads_go_on_beside_a_capture(torch, name):
+    """What they allocate, copy and wait for on streams of their own neither fails nor ends the capture."""
+    x, own = randn(torch, 512, 512), torch.cuda.Stream()
+
+    def go_on():
+        for _ in range(20):
+            MADE[name](x, own)
+
+    def work(stream):
+        results = []
+        with ThreadPoolExecutor(1) as threads:
+            beside = threads.submit(go_on)
+            while not beside.done():
+                results = [dlfp4.cast(x, "bfloat16", stream=stream)]
+                time.sleep(0.001)
+        beside.result()
+        return results[0]
+
+    graph, result = capture(torch, work)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert host_bytes(result) == host_bytes(dlfp4.cast(x, "bfloat16"))
 
 
 def test_a_capture_that_fails_leaves_nothing_behind():

@@ -169,10 +169,10 @@ driver = ctypes.CDLL("libcuda.so.1")
 driver.stand_in_failed.restype = ctypes.c_char_p
 driver.stand_in_held.restype = ctypes.c_long
 driver.stand_in_fail.argtypes = [ctypes.c_long, ctypes.c_int]
-FATAL, OUT_OF_MEMORY = 719, 2
+FATAL, OUT_OF_MEMORY, EXCHANGE = 719, 2, "cuThreadExchangeStreamCaptureMode"
 # What these were to give back is lost; and in silence what could not be freed: in a context or order that is not known.
 RETURNING = ("cuMemFreeAsync", "cuEventDestroy")
-KEEPING = (*RETURNING, "cuStreamIsCapturing", "cuStreamWaitEvent", "cuCtxPushCurrent")
+KEEPING = (*RETURNING, "cuStreamIsCapturing", "cuStreamWaitEvent", "cuCtxPushCurrent", EXCHANGE)
 
 x = dlfp4.empty((32, 64), "float32", device="cuda:0")
 values = np.zeros((32, 64), np.float32)
@@ -244,6 +244,7 @@ def fail_each(name, operation, code):
         driver.stand_in_fail(number, code)
         error = attempt(operation)
         failed = driver.stand_in_failed().decode()
+        assert failed == EXCHANGE or driver.stand_in_mode_is_global(), (name, failed)
         driver.stand_in_fail(-1, 0)
         if not failed:
             assert error is None, (name, number, error)

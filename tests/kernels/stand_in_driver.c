@@ -3,18 +3,51 @@
  * Kernels do nothing, but say on standard output on which device they were launched and from which image: a fatbin,
  * which serves the first device alone, or text, "sm_" and the compute capability that it serves; and on which stream,
  * if the variable STAND_IN_STREAMS is set, as do events. A test has any call fail by stand_in_fail, and asks by
- * stand_in_held what has been allocated and created and not been given back, by stand_in_launched how many kernels. */
+ * stand_in_held what has been allocated and created and not been given back, by stand_in_launched how many kernels.
+ * Some other thread always captures in the global mode, which forbids a thread much unless its own mode is relaxed. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { kSuccess = 0, kOutOfMemory = 2, kInvalidDevice = 101, kInvalidContext = 201, kNoBinaryForGpu = 209 };
+enum {
+  kSuccess = 0,
+  kOutOfMemory = 2,
+  kInvalidDevice = 101,
+  kInvalidContext = 201,
+  kNoBinaryForGpu = 209,
+  kForbidden = 900
+};
 enum { kDevices = 2, kMajor = 75, kMinor = 76 };
 enum { kStreamOfLaunch = 32, kFirstCaptured = 500 };
 
 static const int kCapabilities[kDevices] = {90, 120};
 static _Thread_local int contexts[16], depth; /* device numbers, as if pushed */
+
+enum { kGlobal, kRelaxed = 2 };
+static _Thread_local int capture_mode = kGlobal;
+
+int stand_in_mode_is_global(void) { return capture_mode == kGlobal; }
+
+static int exchange_capture_mode(int *mode) {
+  const int before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return kSuccess;
+}
+
+/* What allocates, frees, waits or loads. */
+static const char *const kForbiddenInGlobalMode[] = {
+    "cuMemAllocAsync",   "cuMemFreeAsync",      "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync",
+    "cuMemcpyPeerAsync", "cuStreamSynchronize", "cuStreamCreate",    "cuLibraryLoadData",
+};
+
+static int is_forbidden(const char *name) {
+  if (capture_mode == kRelaxed) return 0;
+  for (size_t i = 0; i < sizeof(kForbiddenInGlobalMode) / sizeof(*kForbiddenInGlobalMode); ++i)
+    if (strcmp(name, kForbiddenInGlobalMode[i]) == 0) return 1;
+  return 0;
+}
 
 static int do_nothing(void) { return kSuccess; }
 
@@ -88,6 +121,7 @@ static const char *failed = "";
 
 /* The number-th call from now on fails, once; -1: none. */
 void stand_in_fail(long number, int error) {
+  capture_mode = kGlobal;
   failed = "";
   calls = 0;
   failure = error;
@@ -206,6 +240,7 @@ static const struct {
     {"cuCtxGetDevice", get_current_device},
     {"cuStreamGetCtx", get_stream_context},
     {"cuStreamIsCapturing", is_capturing},
+    {"cuThreadExchangeStreamCaptureMode", exchange_capture_mode},
     {"cuStreamWaitEvent", wait_event},
     {"cuEventRecord", record},
     {"cuEventCreate", create_event},
@@ -241,7 +276,7 @@ static Function function_of(const char *name) {
 #define DLFP4_CUDA_SYMBOL(name, version, parameters)                                                             \
   static int call_##name(long a, long b, long c, long d, long e, long f, long g, long h, long i, long j, long k, \
                          long l) {                                                                               \
-    const int status = fails(#name);                                                                             \
+    const int status = is_forbidden(#name) ? kForbidden : fails(#name);                                          \
     return status ? status : function_of(#name)(a, b, c, d, e, f, g, h, i, j, k, l);                             \
   }
 #include "../../src/gpu/symbols.def"

@@ -159,12 +159,6 @@ CUresult give_to_graph(CUgraph graph, CUuserObject object, unsigned count, unsig
   return 0;
 }
 
-CUresult exchange_capture_mode(int *mode) {
-  thread_local int own = 0;
-  std::swap(*mode, own);
-  return 0;
-}
-
 Driver make_driver() {
   Driver driver = {};
   driver.cuStreamGetCaptureInfo = get_capture_info;
@@ -181,7 +175,6 @@ Driver make_driver() {
   driver.cuUserObjectRetain = retain_object;
   driver.cuUserObjectRelease = release_object;
   driver.cuGraphRetainUserObject = give_to_graph;
-  driver.cuThreadExchangeStreamCaptureMode = exchange_capture_mode;
   return driver;
 }
 

@@ -37,9 +37,9 @@ namespace {
 
 using namespace image_of_products;
 
-constexpr int kRelaxed = 2, kSharedBytes = 227 * 1024, kMultiprocessors = 108;
+constexpr int kSharedBytes = 227 * 1024, kMultiprocessors = 108;
 constexpr int kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201, kNoBinary = 209, kInvalidDevice = 101;
-constexpr int kNotFound = 500, kNotSupported = 801, kCaptureForbids = 900;
+constexpr int kNotFound = 500, kNotSupported = 801;
 
 // --- A driver -------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ Launched last_launch;
 int launches = 0;
 std::vector<Launched> given_shared_memory;
 const FakeImage *images_of_build[kNumImages];
-thread_local int current_device = -1, capture_mode = 0;
+thread_local int current_device = -1;
 
 int open_libraries() {
   int count = 0;
@@ -92,14 +92,8 @@ CUresult get_device(CUdevice *device) {
   return current_device < 0 ? kInvalidContext : 0;
 }
 
-CUresult exchange_capture_mode(int *mode) {
-  std::swap(*mode, capture_mode);
-  return 0;
-}
-
 CUresult load_data(CUlibrary *out, const void *data, int *, void **, unsigned, int *, void **, unsigned) {
   const FakeImage *image = static_cast<const FakeImage *>(data);
-  if (capture_mode != kRelaxed) return kCaptureForbids;
   *out = reinterpret_cast<CUlibrary>(&libraries[loads]);  // as a failing call may
   if (image->status != 0) return image->status;
   std::this_thread::sleep_for(std::chrono::milliseconds(2));  // so that other threads come
@@ -169,7 +163,6 @@ Driver make_driver() {
   Driver driver = {};
   driver.cuCtxGetDevice = get_device;
   driver.cuDeviceGetAttribute = get_device_attribute;
-  driver.cuThreadExchangeStreamCaptureMode = exchange_capture_mode;
   driver.cuLibraryLoadData = load_data;
   driver.cuLibraryUnload = unload;
   driver.cuLibraryGetKernel = get_kernel;
@@ -296,36 +289,28 @@ void test_shared_memory() {
   }
 }
 
-// One of many threads loads; all find the kernels there. The capture that each is in goes on.
+// One of many threads loads; all find the kernels there.
 void test_threads() {
   static const FakeImage image = {1 << kRaced, 90};
   const int before = loads;
   int statuses[8];
   std::vector<std::thread> threads;
-  for (int &status : statuses)
-    threads.emplace_back([&status] {
-      capture_mode = 1;
-      status = load_on(kRaced, &image);
-      if (status == 0 && capture_mode != 1) status = kCaptureForbids;
-    });
+  for (int &status : statuses) threads.emplace_back([&status] { status = load_on(kRaced, &image); });
   for (std::thread &thread : threads) thread.join();
   for (int status : statuses) check(status == 0, "load", "by many threads");
   check(loads == before + 1, "one load", "by many threads");
   check_launch(kRaced, image, "loaded by many threads");
 }
 
-// The others come when they are asked for, within a capture, too, which goes on.
+// The others come when they are asked for.
 void test_images_apart() {
   static const FakeImage dots = {1 << kServed, 90};
   check(launch_on(kServed, 0, 0, kImage_dots) == kNotInitialized, "no launch", "of an image that is not loaded");
   check(load_on(kServed, nullptr, kImage_dots) == DLFP4_CUDA_NO_IMAGE, "no image", "of a name that the build lacks");
   images_of_build[kImage_dots] = &dots;
   const int before = loads;
-  capture_mode = 1;
-  check(load_on(kServed, nullptr, kImage_dots) == 0 && loads == before + 1, "load", "within a capture");
-  check(capture_mode == 1, "the capture goes on", "after a load");
-  check(launch_on(kServed, 1, 0, kImage_dots) == 0 && loads == before + 1, "launch", "within a capture");
-  capture_mode = 0;
+  check(load_on(kServed, nullptr, kImage_dots) == 0 && loads == before + 1, "load", "apart");
+  check(launch_on(kServed, 1, 0, kImage_dots) == 0 && loads == before + 1, "launch", "apart");
   check(last_launch.kernel->library->image == &dots && last_launch.kernel->number == 1, "the image's kernel", "apart");
   check(last_launch.kernel->library->found == kernels_of_dots.count, "the kernels of the image alone", "apart");
   check(last_launch.overlaps, "the version of the image", "apart");
