@@ -189,7 +189,7 @@ class GraphCase:
     microseconds: list[float] = field(default_factory=list)  # a call, by round
     alone: float | None = None  # a call, at the clock that the case keeps by itself
     graph: Any = None
-    calls: int = 0
+    calls: Sequence[Call] = ()  # what they read has to outlive the graph
 
     def capture(self, torch: Any) -> None:
         """Make the calls and capture them so often that they take SHORTEST, or find the problem."""
@@ -206,24 +206,24 @@ class GraphCase:
             self.problem = f"{type(error).__name__}: {error}".splitlines()[0]
             torch.cuda.synchronize()
             return
-        self.graph, self.calls = graph, len(calls)
+        self.graph, self.calls = graph, calls
 
     def replay(self, torch: Any) -> None:
         """One round."""
         if self.graph is not None:
-            self.microseconds.append(time_on_device(torch, self.graph.replay) / self.calls)
+            self.microseconds.append(time_on_device(torch, self.graph.replay) / len(self.calls))
 
     def replay_alone(self, torch: Any, seconds: float) -> None:
         """One replay after another: the median of the second half of them, by when the clock has settled."""
         times: list[float] = []
         end = time.perf_counter() + seconds
         while self.graph is not None and time.perf_counter() < end:
-            times.append(time_on_device(torch, self.graph.replay) / self.calls)
+            times.append(time_on_device(torch, self.graph.replay) / len(self.calls))
         self.alone = statistics.median(times[len(times) // 2 :]) if times else None
 
     def release(self) -> None:
         """Let go of the graph, and of what its calls hold."""
-        self.graph, self.make = None, list
+        self.graph, self.calls, self.make = None, (), list
 
     @property
     def median(self) -> float | None:
