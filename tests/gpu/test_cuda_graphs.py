@@ -255,14 +255,13 @@ def test_other_threads_go_on_beside_a_capture(torch, name):
             MADE[name](x, own)
 
     def work(stream):
-        results = []
         with ThreadPoolExecutor(1) as threads:
             beside = threads.submit(go_on)
             while not beside.done():
-                results = [dlfp4.cast(x, "bfloat16", stream=stream)]
+                dlfp4.cast(x, "bfloat16", stream=stream)
                 time.sleep(0.001)
         beside.result()
-        return results[0]
+        return dlfp4.cast(x, "bfloat16", stream=stream)
 
     graph, result = capture(torch, work)
     graph.replay()
@@ -418,8 +417,9 @@ def test_memory_outlasts_what_reads_it(torch, name):
     current = torch.cuda.stream(stream if name in CONSUMERS else torch.cuda.current_stream())
     torch.cuda.synchronize()
     with current:
-        expected = all_bytes(read(make(values), stream, *beside))
-    t = make(values)
+        first = read(make(values), stream, *beside)
+    torch.cuda.synchronize()
+    expected, t = all_bytes(first), make(values)
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)
