@@ -13,6 +13,7 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _has_grouped,
+    _is_outline,
     _meet,
     _multiply_groups_on_cuda,
     _multiply_groups_on_host,
@@ -140,6 +141,8 @@ def grouped_matmul(
     multiplied = rounded(problem)
     check_operands(multiplied, routing)
     result = prepare_result(problem, shape, given, (left, right, *routing[:3]))
+    if _is_outline(result):
+        return result
     if problem.device.type not in _ON_CUDA:
         run_on_host(multiplied, routing, result)  # which checks offsets and indices of no results, too
     elif result.size:
@@ -285,6 +288,8 @@ def check_operands(problem: Problem, routing: Routing) -> None:
                 f"{name} lie on {part.device}, the operands on {device}; bring them together with "
                 f".to_device({str(device)!r})"
             )
+    if on_cuda and _is_outline(problem.a):  # of a device that need not be here
+        return
     reason = refuses_on_cuda(problem) if on_cuda else refuses_on_host(problem)
     if reason is not None:
         raise BackendError(f"grouped_matmul does not multiply these operands: {reason}")

@@ -16,6 +16,8 @@ from dlfp4._core import (
     BackendError,
     ScaledTensor,
     Tensor,
+    _has_memory,
+    _is_outline,
     _meet,
     _stream_of_product,
     _traits,
@@ -107,8 +109,10 @@ def candidates(problem: Problem, name: object) -> list[Backend]:
 def ask(problem: Problem, name: object) -> list[Backend]:
     """The backends that may run a problem, or the one of that name; BackendError with every reason.
 
-    Where nothing was measured, the best guess alone.
+    Where nothing was measured, the best guess alone. Outlines on a CUDA device, which need not be here, have none.
     """
+    if _is_outline(problem.a) and problem.device.type in _ON_CUDA:
+        return []
     rows, machine = BACKENDS, machine_at(problem.device, BACKENDS)
     if is_one_of(name, ("auto",)):
         able = (head if is_idle() else order)(problem, machine, rows)
@@ -281,7 +285,7 @@ def matmul(
     multiplied = rounded(problem)
     able = candidates(multiplied, backend)
     result = prepare_result(problem, problem.shape, given, (left, right))
-    if result.size:
+    if _has_memory(result):
         row, tactic = choose(multiplied, able)
         row.run(multiplied, tactic, result)
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +21,18 @@ from dlfp4.torch import stable
 from dlfp4.torch.batching import register_batching
 from dlfp4.torch.gradients import is_at_once, register_gradient
 from dlfp4.torch.products import repeated
-from dlfp4.torch.representing import PAIRS, Parts, describe, described, share
+from dlfp4.torch.representing import (
+    PAIRS,
+    Parts,
+    UnknownError,
+    describe,
+    described,
+    number_of,
+    numbers,
+    outline,
+    outline_part,
+    share,
+)
 
 LIBRARY = torch.library.Library("dlfp4", "DEF")
 DEVICES = ("CPU", "CUDA")
@@ -177,29 +189,31 @@ class Call:
         constants = {name: CONSTANTS.get(kind, as_it_is)(values[place]) for name, kind, place in self.constant_places}
         return Plan(proto, specs_of(proto), constants)
 
-    def check_out(self, proto: TensorProto, out: Any) -> None:
-        """ValueError where memory for a result, of which only the description is known, does not fit."""
-        expected = specs_of(proto)
-        given = [(tuple(part.shape), part.dtype) for part in (out if self.is_list else [out])]
-        named = [described(buffer, proto.packed) for buffer in proto.buffers()]
-        if given not in (expected, as_bytes(expected), named):
-            raise ValueError(f"out is {given}; the result of {self.row.name} is {expected}")
+    def check(self, values: tuple[Any, ...], proto: TensorProto | None = None, out: Any = None) -> None:
+        """Have the eager function refuse what it refuses of memory, as far as extents are known; nothing is computed.
+
+        `out` is memory for a result, which `proto` describes. Constants may be of types that schemas do not take.
+        """
+        try:
+            operands = {name: None if x is None else outline(x) for name, x in self.operands(values).items()}
+            given = {name: number_of(value) for name, value in self.constants(values).items()}
+            known = None if proto is None else replace(proto, shape=numbers(proto.shape))
+            memory = {} if known is None else {"out": self.share_result(known, values, out, outline_part)}
+        except UnknownError:
+            return
+        constants = {
+            name: CONSTANTS.get(kind, as_it_is)(given[name])
+            if is_of(self.parameters[place].kind, given[name])
+            else given[name]
+            for name, kind, place in self.constant_places
+        }
+        self.eager(**operands, **constants, **memory)
 
     def refuse_constants(self, args: tuple[Any, ...]) -> None:
         """Where constants are of types that schemas do not take, let the eager function say what it expects instead."""
         values = self.values(args)
-        fits = [is_of(each.kind, value) for each, value in zip(self.parameters, values, strict=True)]
-        if all(fits):
-            return
-        try:
-            operands = {name: None if x is None else share(x) for name, x in self.operands(values).items()}
-        except BufferError:  # of what transforms and "meta" have no memory
-            return
-        constants = {
-            name: CONSTANTS.get(kind, as_it_is)(values[place]) if fits[place] else values[place]
-            for name, kind, place in self.constant_places
-        }
-        self.eager(**operands, **constants)
+        if not all(is_of(each.kind, value) for each, value in zip(self.parameters, values, strict=True)):
+            self.check(values)
 
     def run(self, plan: Plan, values: tuple[Any, ...], out: Any) -> None:
         """Call the eager function on shared memory."""
@@ -209,7 +223,9 @@ class Call:
         }
         self.eager(**operands, **plan.constants, out=self.share_result(plan.proto, values, out))
 
-    def share_result(self, proto: TensorProto, values: tuple[Any, ...], out: Any) -> Any:
+    def share_result(
+        self, proto: TensorProto, values: tuple[Any, ...], out: Any, take: Callable[[torch.Tensor], Tensor] = asarray
+    ) -> Any:
         """The memory for a result as the eager function takes it."""
         parts = out if self.is_list else [out]
         buffers = proto.buffers()
@@ -217,9 +233,9 @@ class Call:
             names = ", ".join(buffer.name for buffer in buffers)
             raise ValueError(f"out has {len(parts)} tensors; {self.row.name} gives {len(buffers)}: {names}")
         if not proto.is_quantized:
-            return share_buffer(parts[0], buffers[0], proto.packed)
+            return share_buffer(take(parts[0]), buffers[0], proto.packed)
         pairs = zip(parts, buffers, strict=True)
-        made = proto._assemble({buffer.name: share_buffer(part, buffer, True) for part, buffer in pairs})
+        made = proto._assemble({buffer.name: share_buffer(take(part), buffer, True) for part, buffer in pairs})
         return made[::-1] if isinstance(made, tuple) and values[self.places["axis"]][0] == -2 else made
 
 
@@ -256,7 +272,8 @@ class Plan:
         made = None if known is None else _core._share_like(known, operand.data, operand.scales, operand.global_scale)
         if made is None:
             found: Any = share(operand)
-            self.known[name] = _core._hollow(found)
+            if isinstance(found, ScaledTensor):  # else the eager function says what it is
+                self.known[name] = _core._hollow(found)
             made = found
         return made
 
@@ -276,11 +293,6 @@ def specs_of(proto: TensorProto) -> Specs:
     """
     specs = [described(buffer, proto.packed) for buffer in proto.buffers()]
     return [(shape, torch.uint8 if proto.is_quantized and dtype == PAIRS else dtype) for shape, dtype in specs]
-
-
-def as_bytes(specs: Specs) -> Specs:
-    """The same with types of a byte as bytes, which memory for a result may count as."""
-    return [(shape, torch.uint8 if dtype.itemsize == 1 else dtype) for shape, dtype in specs]
 
 
 def as_it_is(value: Any) -> Any:
@@ -310,12 +322,12 @@ CONSTANTS: MappingProxyType[str, Callable[[Any], Any]] = MappingProxyType(
 )
 
 
-def share_buffer(part: torch.Tensor, buffer: Buffer, packed: bool) -> Tensor:
+def share_buffer(part: Tensor, buffer: Buffer, packed: bool) -> Tensor:
     """A piece of a result as a Tensor of its elements."""
     name = buffer.dtype.name
-    if part.dtype != torch.uint8 or name == "uint8":
-        return asarray(part)
-    return asarray(part).view(name) if packed or name not in SUBBYTE else _core._as_padded(part, name)
+    if part.dtype.name != "uint8" or name == "uint8":
+        return part
+    return part.view(name) if packed or name not in SUBBYTE else _core._as_padded(part, name)
 
 
 # ---- Registration
@@ -339,11 +351,16 @@ def register(row: Operation) -> Call:
         torch.autograd.graph.increment_version(out)
 
     def fake(*args: Any) -> Any:
-        return call.allocate(args[0], specs_of(call.result(call.values(args))))
+        values = call.values(args)
+        specs = specs_of(call.result(values))
+        call.check(values)
+        return call.allocate(args[0], specs)
 
     def fake_out(*args: Any, out: Any) -> None:
         values = call.values(args)
-        call.check_out(call.result(values), out)
+        proto = call.result(values)
+        specs_of(proto)  # refuses what PyTorch has no shape for
+        call.check(values, proto, out)
 
     is_in_c = False
     for overload, real, imagined in (("", kernel, fake), ("out", kernel_out, fake_out)):

@@ -6,18 +6,23 @@ the last axis or one element a byte, and then a *type*, a string, says what they
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
 from dlfp4 import _core
 from dlfp4._core import Buffer, ScaledTensor, Tensor, asarray
+from dlfp4.formats import granularity_of
 from dlfp4.frameworks.base import FP4, FP8, SUBBYTE
 from dlfp4.frameworks.torch import FP8 as FP8_OF_TORCH
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding, transposed
 from dlfp4.proto import TensorProto
+
+if TYPE_CHECKING:
+    from dlfp4.formats import GlobalScalePer
 
 PAIRS = torch.float4_e2m1fn_x2
 _Stored: TypeAlias = tuple[Any, Any, Any, str, Any]  # data, scales, global scale; format and axis
@@ -55,6 +60,14 @@ class Parts(NamedTuple):
     type: str = ""
     shape: Any = None
     offsets: torch.Tensor | None = None
+
+    def __dlfp4_outline__(self) -> Tensor | ScaledTensor:
+        """What a TensorProto says of the tensor."""
+        return outline(self)
+
+    def __dlfp4_share__(self) -> Tensor | ScaledTensor:
+        """The tensor as dlfp4's own, over the same memory."""
+        return share(self)
 
     @property
     def mT(self) -> Parts:  # noqa: N802  (as of tensors)
@@ -222,7 +235,11 @@ def single_shape(x: torch.Tensor) -> tuple[Any, ...]:
 
 def share(x: Parts) -> Tensor | ScaledTensor:
     """An operand as dlfp4's own tensor, over the same memory: below autograd, which the flags of tensors still name."""
-    x = x._replace(data=x.data.detach()) if x.data.requires_grad else x
+    return restored(x._replace(data=x.data.detach()) if x.data.requires_grad else x)
+
+
+def restored(x: Parts) -> Tensor | ScaledTensor:
+    """A tensor of dlfp4's of its parts, as PyTorch or dlfp4 has them."""
     name, _, how = x.type.partition("/")
     if not name:
         return asarray(x.data)
@@ -261,6 +278,71 @@ def share_offsets(x: Parts, name: str) -> Tensor | None:
     return found if found.dtype.name == name else found.view(name)
 
 
+class UnknownError(Exception):
+    """An extent that is known when a graph runs, and not while it is made."""
+
+
+def outline(x: Parts) -> Tensor | ScaledTensor:
+    """An operand as :func:`share` makes it, without memory: of one that has none, or is not to be read.
+
+    Raises
+    ------
+    UnknownError
+        Extents are not known.
+    """
+    is_format = x.type.partition("/")[0] in _core.formats()
+    encoding = Encoding.parse(x.type) if is_format else None
+    shape = x.shape if encoding is None or x.scales is None else shape_known(x, encoding)
+    if encoding is not None and encoding.prepared is not None and not is_former(x, encoding):
+        proto = describe_quantized(x._replace(shape=shape), encoding)  # what it was prepared of
+        per, device = granularity(x, proto), _core._parse_device(device_of(x.data))
+        made: ScaledTensor = _core._outline(
+            replace(proto, device=device, hadamard=encoding.hadamard, global_scale_per=per), False
+        )
+        return made
+    data, scales, unit, offsets = (None if part is None else outline_part(part) for part in (*x[:3], x.offsets))
+    return restored(Parts(data, scales, unit, x.type, shape, offsets))
+
+
+def shape_known(x: Parts, encoding: Encoding) -> tuple[int, ...]:
+    """The shape of a quantized operand in numbers."""
+    return numbers(x.shape if x.shape is not None else matrix_of(x.data, encoding))
+
+
+def granularity(x: Parts, proto: TensorProto) -> GlobalScalePer:
+    """Which part of a tensor its global scales are of."""
+    if x.global_scale is None or not x.global_scale.dim():
+        return "tensor"
+    assert proto.format is not None
+    return granularity_of(proto.format, proto.shape, -1 if proto.rowwise else -2, number_of(x.global_scale.numel()))
+
+
+def outline_part(x: torch.Tensor) -> Tensor:
+    """A tensor without memory, as dlfp4 would describe PyTorch's."""
+    is_pairs = x.dtype == PAIRS
+    return _core._outline_as(numbers(x.shape), numbers(x.stride()), element_name(x.dtype), is_pairs, device_of(x))
+
+
+def device_of(x: torch.Tensor) -> str:
+    """Where a tensor lies; what has no memory counts as the host's."""
+    return "cpu" if x.device.type == "meta" else str(x.device)
+
+
+def numbers(extents: Any) -> tuple[int, ...]:
+    """Extents as numbers."""
+    return tuple([number_of(extent) for extent in extents])
+
+
+def number_of(value: Any) -> Any:
+    """A constant; of a compiler's symbol what it stands for in the call from which the graph is made."""
+    node = getattr(value, "node", None)
+    if node is None:
+        return value
+    if not node.has_hint():
+        raise UnknownError
+    return node.hint
+
+
 def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> ScaledTensor:
     """A prepared weight as a ScaledTensor; one whose parts lie apart is put together, as kernels find the scales of a
     block behind its codes.
@@ -268,7 +350,7 @@ def share_prepared(x: Parts, parts: _Stored, shape: Any, encoding: Encoding) -> 
     facts = encoding.prepared
     assert facts is not None
     assert x.scales is not None
-    if x.data.shape[1] != size_of_block(encoding)[0]:  # a saved program's, whose graph has the type that its weight had
+    if is_former(x, encoding):
         return share_former(x, encoding)
     if not lies_apart(x, encoding):
         return _core._restore_prepared(*parts, shape, encoding.hadamard, facts)
@@ -303,9 +385,13 @@ def lies_apart(x: Parts, encoding: Encoding) -> bool:
 def is_put_together(x: Parts) -> bool:
     """Whether sharing a quantized operand makes a copy of it."""
     encoding = Encoding.parse(x.type)
-    if encoding.prepared is None or x.data.shape[1] != size_of_block(encoding)[0]:
-        return False
-    return lies_apart(x, encoding)
+    return encoding.prepared is not None and not is_former(x, encoding) and lies_apart(x, encoding)
+
+
+def is_former(x: Parts, encoding: Encoding) -> bool:
+    """Whether parts lie as before a weight was prepared: a saved program's, whose graph has the type that it had."""
+    width: int = x.data.shape[1]
+    return width != size_of_block(encoding)[0]
 
 
 def together(x: Parts, encoding: Encoding) -> tuple[torch.Tensor, torch.Tensor]:

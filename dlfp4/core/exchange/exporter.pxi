@@ -50,6 +50,8 @@ cdef tuple why_no_pairs(Tensor self):
 cdef inline int lend(Tensor self, DLTensor *out) except -1:
     """The exported description, in pairs where the tensor's dialect says so. `self` keeps its dimensions."""
     secure(self)
+    if is_outline(self):
+        refuse_outline(self)
     out[0] = self.dl
     if self.x2_ and holds_pairs(self):
         if self.pairs == NULL:

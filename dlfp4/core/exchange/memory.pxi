@@ -7,9 +7,21 @@ cdef enum:
 cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDevice device,
                      int64_t stream=LEGACY_STREAM, int origin=NO_ORIGIN):
     """An uninitialised compact tensor; the spare bits of its last byte are zero. CUDA memory is ordered on `stream`."""
+    cdef Tensor self = describe_compact(row, ndim, shape, padded, device)
+    self.origin = origin
+    if device.device_type == kDLCPU and device.device_id == 0:
+        allocate_host(self)
+    elif device.device_type == kDLCUDA:
+        allocate_cuda(self, stream)
+    else:
+        raise BufferError(f"dlfp4 cannot allocate memory on {device_from_dlpack(device)}; expected 'cpu' or 'cuda:N'")
+    return self
+
+
+cdef inline Tensor describe_compact(int row, int ndim, const int64_t *shape, bint padded, DLDevice device):
+    """A compact tensor that has no memory yet."""
     cdef Tensor self = Tensor.__new__(Tensor)
     cdef int k
-    self.origin = origin
     set_dtype(self, row, padded)
     self.dl.device = device
     reserve_dims(self, ndim)
@@ -19,12 +31,6 @@ cdef Tensor allocate(int row, int ndim, const int64_t *shape, bint padded, DLDev
     if count_bits(self.size_, storage_bits(self)) < 0 \
             or not fill_compact_strides(ndim, self.dl.shape, self.dl.strides):
         raise MemoryError(f"shape {shape_of(self)} of {dtype_name(self)} {beyond_memory(self.size_)}")
-    if device.device_type == kDLCPU and device.device_id == 0:
-        allocate_host(self)
-    elif device.device_type == kDLCUDA:
-        allocate_cuda(self, stream)
-    else:
-        raise BufferError(f"dlfp4 cannot allocate memory on {device_from_dlpack(device)}; expected 'cpu' or 'cuda:N'")
     return self
 
 
@@ -151,6 +157,8 @@ cdef Tensor move(Tensor self, Device device):
     secure(self)
     target.device_type = device.code
     target.device_id = device.index
+    if is_outline(self):
+        return outline(self.row, self.dl.ndim, self.dl.shape, is_padded(self), target)
     if device.code == kDLCPU and device.index != 0:
         raise BufferError(f"dlfp4 cannot move to {device}: the host is one device, 'cpu'")
     if host_readable(self.dl.device.device_type) and device.code == kDLCPU:
@@ -243,6 +251,8 @@ cdef Tensor on_host(Tensor self, copy):
     """`self` where NumPy can read it: host memory, one element a byte or more."""
     cdef Tensor source = self, result
     secure(self)
+    if is_outline(self):
+        refuse_outline(self)
     if not host_readable(self.dl.device.device_type):
         if copy is False:
             raise BufferError(f"NumPy cannot read memory on {device_of(self)}; "
@@ -293,9 +303,9 @@ cdef Tensor beside_pair(Tensor self, tuple pair):
     return self if lies_on(self, target) else move(self, target)
 
 
-cdef object shown(x, DLDevice device):
+cdef object shown(x, Tensor elements):
     """x's repr; only memory of the host is read for it."""
-    return show.show(x, host_readable(device.device_type))
+    return show.show(x, host_readable(elements.dl.device.device_type) and not is_outline(elements))
 
 
 cdef str summary_of(x):

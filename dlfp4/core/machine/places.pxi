@@ -1,4 +1,5 @@
-# Places: where an operation runs, the host or a stream of a CUDA device, and the one way in which kernels run there.
+# Places: where an operation runs, the host or a stream of a CUDA device, and the one way in which kernels run there; of
+# tensors without memory, nowhere.
 
 cdef enum:
     RELEASE_GIL_FROM = 1 << 14   # elements; below, giving up the GIL costs more than it frees
@@ -9,6 +10,7 @@ cdef struct Place:
     int64_t stream   # NO_STREAM on the host
     int device
     int origin       # whose current stream that is, as the results shall know
+    bint is_nowhere  # of outlines: no kernel runs, and results are outlines
 
 
 cdef struct Touched:   # the memory of a kernel; the Tensors are borrowed from the function that runs it
@@ -21,7 +23,7 @@ cdef struct Touched:   # the memory of a kernel; the Tensors are borrowed from t
 # What runs: on the host, or launched on a device's stream. `call` has the operation's own arguments.
 ctypedef int (*Kernel)(const Place *place, void *call) noexcept nogil
 
-cdef Place ON_HOST = Place(NO_STREAM, 0, NO_ORIGIN)
+cdef Place ON_HOST = Place(NO_STREAM, 0, NO_ORIGIN, False)
 
 
 cdef inline bint is_host(const Place *place) noexcept nogil:
@@ -59,6 +61,8 @@ cdef int run_on(const Place *place, const Touched *touched, Kernel kernel, int i
     for it.
     """
     cdef int status
+    if place.is_nowhere:
+        return 0
     if is_host(place):
         if elements < RELEASE_GIL_FROM:
             return kernel(place, call)
@@ -86,7 +90,8 @@ cdef int check_run(const Place *place, int status, str what) except -1:
 
 cdef Place place_of(Tensor source) noexcept:
     """Where a tensor was made."""
-    return Place(source.stream if on_cuda(source) else NO_STREAM, source.dl.device.device_id, source.origin)
+    return Place(source.stream if on_cuda(source) else NO_STREAM, source.dl.device.device_id, source.origin,
+                 is_outline(source))
 
 
 cdef Place place_for(Tensor source, stream, x, y=None, z=None) except *:
@@ -94,9 +99,10 @@ cdef Place place_for(Tensor source, stream, x, y=None, z=None) except *:
     known by the operands x, y and z, else where the data is made."""
     cdef Place place = ON_HOST
     if on_cuda(source):
-        place = place_on_cuda(source, stream, x, y, z)
-    elif stream is not None:
+        return place_on_cuda(source, stream, x, y, z)
+    if stream is not None:
         refuse_stream(stream)
+    place.is_nowhere = is_outline(source)
     return place
 
 
@@ -106,7 +112,10 @@ cdef int refuse_stream(stream) except -1:
 
 cdef Place place_on_cuda(Tensor source, stream, x, y, z) except *:
     """Where an operation on memory of a device runs."""
-    cdef Place place = Place(source.stream, source.dl.device.device_id, choose_origin(x, y, z))
+    cdef Place place = place_of(source)
+    if place.is_nowhere:   # no driver is asked, which need not be here
+        return place
+    place.origin = choose_origin(x, y, z)
     if stream is not None:
         place.stream = parse_handle(stream if type(stream) is int else handle_of(stream))
         if place.stream != source.stream:
@@ -160,11 +169,14 @@ def _stream_of_product(a, b, given, stream):
 
 cdef Tensor allocate_on(const Place *place, int row, int ndim, const int64_t *shape, bint padded):
     """Memory for a result where an operation runs."""
-    cdef DLDevice device
+    cdef DLDevice device = CPU
+    if not is_host(place):
+        device.device_type = kDLCUDA
+        device.device_id = place.device
+    if place.is_nowhere:
+        return outline(row, ndim, shape, padded, device)
     if is_host(place):
-        return allocate(row, ndim, shape, padded, CPU)
-    device.device_type = kDLCUDA
-    device.device_id = place.device
+        return allocate(row, ndim, shape, padded, device)
     return allocate(row, ndim, shape, padded, device, place.stream, place.origin)
 
 

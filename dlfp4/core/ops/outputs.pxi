@@ -199,7 +199,7 @@ cdef int refuse_overlap(Tensor out, Tensor given, str message) except -1:
 cdef bint overlaps(Tensor a, Tensor b) noexcept nogil:
     """Whether the byte ranges of two tensors in one address space meet."""
     cdef int64_t a_low, a_high, b_low, b_high
-    if a.size_ == 0 or b.size_ == 0:
+    if a.size_ == 0 or b.size_ == 0 or is_outline(a) or is_outline(b):
         return False
     fill_byte_range(&a.dl, storage_bits(a), &a_low, &a_high)
     fill_byte_range(&b.dl, storage_bits(b), &b_low, &b_high)

@@ -1,50 +1,6 @@
 # Plans: the calls of operations inside compiled programs, complete but for the addresses (src/xla/plans.h). Tensors are
 # described by TensorProtos, and checked and described to the kernels by the functions that serve eager calls.
 
-cdef enum:
-    NOWHERE = 4096   # the address in a description of memory that does not exist yet: aligned, and never read
-
-
-cdef Tensor outline(tuple shape, dtype, bint padded):
-    """A compact tensor without memory, for the functions that describe tensors to kernels: it must not be read."""
-    cdef Tensor self = Tensor.__new__(Tensor)
-    cdef int64_t dims[MOST_DIMS]
-    cdef int ndim = fill_extents(dims, list(shape))
-    set_dtype(self, row_of_argument(dtype), padded)
-    self.dl.device = CPU
-    self.dl.data = <void *> <uintptr_t> NOWHERE
-    reserve_dims(self, ndim)
-    memcpy(self.dl.shape, dims, ndim * sizeof(int64_t))
-    self.size_ = count_elements(ndim, self.dl.shape)
-    fill_compact_strides(ndim, self.dl.shape, self.dl.strides)
-    return self
-
-
-cdef Tensor ONE = as_scalar(1.0, "global_scale")   # for the scale of a whole tensor, which describing a tensor reads
-
-
-cdef ScaledTensor outline_scaled(proto, int axis):
-    """A quantized tensor without memory, along one of the axes that a TensorProto has."""
-    parts = {buffer.name: outline(buffer.shape, buffer.dtype, False) if buffer.shape else ONE
-             for buffer in proto._buffers_along(axis)}
-    return make_scaled(parts["data"], parts["scales"], parts.get("global_scale"), proto.format, axis,
-                       proto.scale_layout, proto.shape, parse_hadamard(proto.hadamard),
-                       parts.get("zero_points", parts.get("biases")))
-
-
-cdef object outline_of(proto):
-    """The tensor that a TensorProto describes, quantized along one axis or not at all, without memory."""
-    if proto.format is None:
-        return outline(proto.shape, proto.dtype, not proto.packed)
-    return outline_scaled(proto, -1 if proto.rowwise else -2)
-
-
-def _outline(proto, turned):
-    """The same, or its transpose, for files that ask whether operands can be multiplied."""
-    tensor = outline_of(proto)
-    return tensor.mT if turned else tensor
-
-
 # ---- Calls that repeat: what was checked once of a quantized operand is compared, and not found again
 
 cdef Tensor hollow(Tensor self):
@@ -277,7 +233,7 @@ def _plan_quantize(source, results, options, given, count, steps):
     cdef Tensor x = outline_of(source), units
     cdef bint measured = options.get("measured", False)
     if given is not None and not measured:
-        units = outline(given, DTYPES[FLOAT32], False)
+        units = outline_buffer(given, DTYPES[FLOAT32], False, HOST)
         has_tensor_scale(rules.number, True)   # refuses one where there is none
         find_granularity(rules, units, options["axes"], x)
         if scales_whole(rules.number):

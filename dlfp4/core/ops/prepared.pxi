@@ -278,10 +278,11 @@ def _traits(x):
     cdef Tensor elements = elements_of(x)
     cdef ScaledTensor self
     if type(x) is not ScaledTensor:
-        return elements.row, shape_of(elements), elements.dl.device.device_type, elements.dl.device.device_id
+        return (elements.row, shape_of(elements), elements.dl.device.device_type, elements.dl.device.device_id,
+                is_outline(elements))
     self = x
-    return (self.number, self.shape, elements.dl.device.device_type, elements.dl.device.device_id, self.axis,
-            self.scale_layout, self.prepared.exact_in_half)
+    return (self.number, self.shape, elements.dl.device.device_type, elements.dl.device.device_id,
+            is_outline(elements), self.axis, self.scale_layout, self.prepared.exact_in_half)
 
 
 def _exact_in_half(ScaledTensor b):

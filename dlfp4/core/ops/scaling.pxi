@@ -157,10 +157,12 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     if per != "tensor":
         start_parts(&call, units, results, &place)
     elif is_host(&place):
-        find_tensor_scale(&call, results[0], global_scale)
+        find_tensor_scale(&call, results[0], global_scale, &place)
     else:
         given = find_scale_there(&call, global_scale, &place)   # kept until the launch
         reads(&touched, given)
+    if place.is_nowhere:   # what follows writes, and refuses nothing
+        return results if isinstance(axis, (tuple, list)) else results[0]
     fill_results(&call, written, &touched, is_host(&place), units is None)
     if per == "matrix":
         status = quantize_matrices(&call, written[0], units is not None, &touched, &place)
@@ -395,7 +397,7 @@ cdef int fill_offsets(dlfp4_blocks *blocks, Tensor offsets, bint swapped) except
 
 # ---- The tensor's scale
 
-cdef int find_tensor_scale(Quantization *call, ScaledTensor result, global_scale) except -1:
+cdef int find_tensor_scale(Quantization *call, ScaledTensor result, global_scale, const Place *place) except -1:
     """The scale of the whole tensor on the host, given or found in the data, where the format has one. What is
     transformed is found along the lines of the result."""
     cdef bint turned = result.rotation and result.axis == -2
@@ -408,11 +410,11 @@ cdef int find_tensor_scale(Quantization *call, ScaledTensor result, global_scale
     call.rotation = result.rotation
     if turned:
         turn_matrix(&call.x)
-    status = run_on(&ON_HOST, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, call,
+    status = run_on(place, NULL, find_tensor_scale_at, DLFP4_CUDA_IMAGE_blocks, call,
                     times(call.x.rows, call.x.columns))
     if turned:
         turn_matrix(&call.x)
-    return check_run(&ON_HOST, status, "finding a tensor's scale")
+    return check_run(place, status, "finding a tensor's scale")
 
 
 cdef bint has_tensor_scale(int format, global_scale) except -1:
@@ -437,7 +439,9 @@ cdef float parse_scale(global_scale) except? -1:
 
 
 cdef float read_scalar(Tensor self) except? -1:
-    """The number in a 0-d float32 tensor."""
+    """The number in a 0-d float32 tensor; that of an outline is any."""
+    if is_outline(self):
+        return 1
     if not host_readable(self.dl.device.device_type):
         return self.item()
     secure(self)
@@ -529,7 +533,7 @@ cdef int start_parts(Quantization *call, Tensor units, tuple results, const Plac
     if units is None:
         return 0
     if host_readable(units.dl.device.device_type):
-        for number in units.to_numpy().ravel().tolist():
+        for number in () if place.is_nowhere else units.to_numpy().ravel().tolist():
             parse_scale(number)
         units = units if is_host(place) else move(units, Device("cuda", place.device))
     check_beside(units, unit)

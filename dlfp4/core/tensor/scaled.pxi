@@ -405,7 +405,7 @@ cdef class ScaledTensor:
 
     def __repr__(self):
         """The values of a small tensor, where the host can read them; then what the tensor is."""
-        return shown(self, self.data.dl.device)
+        return shown(self, self.data)
 
 
 cdef ScaledTensor make_scaled(Tensor data, Tensor scales, Tensor global_scale, format, int axis, str scale_layout,

@@ -123,7 +123,7 @@ cdef class Tensor:
 
     def __repr__(self):
         """The values, abbreviated as NumPy abbreviates them, where the host can read them; then what the tensor is."""
-        return shown(self, self.dl.device)
+        return shown(self, self)
 
     def reshape(self, *shape):
         """The same elements under another shape, without a copy.
