@@ -206,10 +206,12 @@ class TensorProto:
         graph = graph_now()
         if graph is not None:
             return graph.describe(x)
+        x = as_described(x)
         if isinstance(x, _core.ScaledTensor):
             return cls._of_scaled((x,))
         if isinstance(x, (tuple, list)):
-            return cls._of_scaled([own(each) if hasattr(each, "__dlfp4_scaled__") else each for each in x])
+            each = [as_described(one) for one in x]
+            return cls._of_scaled([own(one) if hasattr(one, "__dlfp4_scaled__") else one for one in each])
         if type(x).__name__ == "PyCapsule":
             raise TypeError("a capsule can be taken only once; describe dlfp4.from_dlpack(capsule), and use that")
         requires_grad = bool(getattr(x, "requires_grad", False))
@@ -371,9 +373,9 @@ class TensorProto:
             if getattr(found, name) != getattr(self, name):
                 raise ValueError(f"{name} differs: the tensor is {found!r}; expected {self!r}")
         if self.format is None:
-            return self._check({"data": x.detach() if found.requires_grad else x})
+            return self._check({"data": x.detach() if found.requires_grad else own(x)})
         parts: dict[str, Any] = {}
-        for scaled in map(own, x if isinstance(x, (tuple, list)) else (x,)):
+        for scaled in map(own, x if is_several(x) else (x,)):
             for buffer in self._buffers_along(scaled.axis):
                 name, part = self._name(buffer.name, scaled.axis), getattr(scaled, buffer.name)
                 if part is None:
@@ -537,8 +539,20 @@ CONSTANT = (signs_of, buffers_of, offsets_in, settle_options)
 
 
 def own(x: Any) -> Any:
-    """A quantized tensor as ours, over the same memory where it is another library's."""
-    return x if isinstance(x, _core.ScaledTensor) else _core.asarray(x)
+    """A tensor as ours, over the same memory where it is another library's, or in parts."""
+    if isinstance(x, _core.ScaledTensor):
+        return x
+    return x.__dlfp4_share__() if hasattr(type(x), "__dlfp4_share__") else _core.asarray(x)
+
+
+def as_described(x: Any) -> Any:
+    """A quantized tensor or parts of another library's as ours without memory, which the other may not have either."""
+    return x.__dlfp4_outline__() if hasattr(type(x), "__dlfp4_outline__") else x
+
+
+def is_several(x: Any) -> bool:
+    """Whether it is several tensors, and not the parts of one."""
+    return isinstance(x, (tuple, list)) and not hasattr(type(x), "__dlfp4_share__")
 
 
 def name_of_layout(given: Any) -> Any:

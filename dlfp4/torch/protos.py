@@ -19,7 +19,7 @@ from dlfp4.formats import granularity_of as granularity_by_count
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding
 from dlfp4.proto import InGraph, TensorProto, constant_signs, constants
-from dlfp4.torch.representing import PAIRS, Parts, as_parts, described, single_shape
+from dlfp4.torch.representing import PAIRS, Parts, as_parts, described, device_of, single_shape, unpacked
 
 
 def describe(x: Any) -> TensorProto:
@@ -31,8 +31,13 @@ def describe(x: Any) -> TensorProto:
     if parts.scales is not None:
         return describe_quantized(parts, [facts_of(parts.type)[1]])
     data = parts.data
+    name, _, how = parts.type.partition("/")
+    if name:
+        padded = how == "padded"
+        shape = tuple(data.shape) if padded else unpacked(tuple(data.shape), name)
+        return TensorProto(shape, name, None, device_of(data), packed=not padded)
     shape = single_shape(data) if data.dtype == PAIRS else tuple(data.shape)
-    return TensorProto(shape, name_of(data.dtype), None, str(data.device), data.requires_grad)
+    return TensorProto(shape, name_of(data.dtype), None, device_of(data), data.requires_grad)
 
 
 def describe_quantized(x: Parts, axes: list[int]) -> TensorProto:
@@ -45,7 +50,7 @@ def describe_quantized(x: Parts, axes: list[int]) -> TensorProto:
     return TensorProto(
         shape,
         format=name,
-        device=str(x.data.device),
+        device=device_of(x.data),
         scale_layout=layout,
         pad=completes(shape, name, tuple(axes)),
         rowwise=-1 in axes,

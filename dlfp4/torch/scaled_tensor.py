@@ -20,7 +20,7 @@ from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.torch import functions
 from dlfp4.torch.memoryless import Memoryless
-from dlfp4.torch.representing import Parts, share_quantized
+from dlfp4.torch.representing import Parts, outline, share_quantized
 from dlfp4.torch.tracing import PlainTraced, is_traced_whole, traces_whole
 
 if TYPE_CHECKING:
@@ -163,6 +163,10 @@ class ScaledTensor(Memoryless):
     def __dlfp4_scaled__(self, copy: bool | None = None) -> dlfp4.ScaledTensor:
         """What dlfp4's own functions take this for; nothing is copied, whatever `copy` says."""
         return self.to_dlfp4()
+
+    def __dlfp4_outline__(self) -> dlfp4.Tensor | dlfp4.ScaledTensor:
+        """What a TensorProto says of the tensor, which need have no memory."""
+        return outline(self.__dlfp4_parts__())
 
     def __dlfp4_parts__(self) -> Parts:
         """The parts as ``torch.ops.dlfp4`` takes them."""

@@ -181,3 +181,37 @@ def test_devices_of_descriptions_are_one_object():
 def test_plain_memory():
     made = traced(lambda x: TensorProto.of(x).allocate().zero_())(torch.ones(3, 4, dtype=torch.bfloat16))
     assert (made.shape, made.dtype, made.abs().sum()) == ((3, 4), torch.bfloat16, 0)
+
+
+# ---- Outside of graphs
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("options", [
+    {}, {"axis": -2}, {"axis": (-1, -2)}, {"hadamard": 3}, {"recipe": dlfp4.Recipe(global_scale_per="row")},
+    {"scale_layout": "128x4", "pad": True},
+], ids=str)  # fmt: skip
+def test_of_parts_and_of_what_has_no_memory(options, device):
+    x = torch.ones(32, 64, device=device)
+    expected = TensorProto.of(dlfp4.quantize(torch.ones(32, 64), "nvfp4", **options))
+    parts = quantize(x, "nvfp4", **options)
+    for made in (parts, dt.quantize(x, "nvfp4", **options)):
+        assert TensorProto.of(made) == expected
+    if device == "cpu":
+        assert list(expected.flatten(parts)) == [buffer.name for buffer in expected.buffers()]
+
+
+@pytest.mark.parametrize("kind", ["float6_e2m3fn", "float6_e2m3fn/padded", "float4_e2m1fn"])
+def test_of_bytes(kind):
+    parts = dt.Parts(torch.zeros(2, 12, dtype=torch.uint8), type=kind)
+    found = TensorProto.of(parts)
+    assert found.dtype.name == kind.partition("/")[0]
+    assert (found.packed, found.allocate().nbytes) == ("padded" not in kind, 24)
+    assert traced(lambda x: TensorProto.of(parts._replace(data=x)))(parts.data) == found
+    assert found.flatten(parts)["data"].data_ptr == parts.data.data_ptr()
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
+def test_meta_is_no_device(device):
+    with pytest.raises(ValueError, match=r"device type 'meta' is unknown.*; PyTorch's 'meta' is no memory: name"):
+        TensorProto((2, 3), "float32", device=device)

@@ -43,8 +43,10 @@ cdef class Device:
             if colon and digits.isdecimal():
                 type, index = name, int(digits)
         if type not in DEVICE_CODES:
+            meant = ("; PyTorch's 'meta' is no memory: name the device on which it shall lie, as 'cpu'"
+                     if type == "meta" else did_you_mean(type, DEVICE_CODES))
             raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}; with an "
-                             f"index 'cuda:0', or Device('cuda', 0){did_you_mean(type, DEVICE_CODES)}")
+                             f"index 'cuda:0', or Device('cuda', 0){meant}")
         number = parse_integer(index, "index")
         if not 0 <= number <= MOST_INDEX:
             raise ValueError(f"device index {number} of {type!r}: expected 0 to {MOST_INDEX}")
