@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -56,6 +57,15 @@ def format_name(format: Any) -> str:
 def text_of(recipe: Recipe | str) -> str:
     """A recipe as a constant of a graph."""
     return text_of_recipe(recipe)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def text_of_options(*options: Any) -> str:
+    """The same of a recipe's options: one that a graph makes is no object while the graph is traced."""
+    return text_of_recipe(Recipe(*options))
+
+
+OPTIONS = tuple([field.name for field in fields(Recipe)])
 
 
 def signed(seed: Any) -> int | None:
@@ -303,7 +313,12 @@ def arguments_of_quantize(
     if torch.compiler.is_dynamo_compiling():
         hadamard = constant_signs(hadamard)
     signs = None if hadamard is None else list(signs_of(hadamard))
-    said = (recipe or "") if recipe is None or isinstance(recipe, str) else text_of(recipe)
+    if recipe is None or isinstance(recipe, str):
+        said = recipe or ""
+    elif type(recipe) is Recipe and torch.compiler.is_dynamo_compiling():
+        said = text_of_options(*[getattr(recipe, name) for name in OPTIONS])
+    else:
+        said = text_of(recipe)
     along = [each if type(each) is int else _core._parse_integer(each, "axis") for each in axes]
     name = format_name(format)
     return a.data, name, a.type, unit, said, along, rounding, signed(seed), scale_layout, flag_of(pad, "pad"), signs

@@ -114,6 +114,14 @@ def test_options_are_constants_of_the_graph(options):
     check_equal(torch.compile(function, fullgraph=True, backend="aot_eager")(X), function(X))
 
 
+def test_recipes_may_be_made_within_a_graph():
+    def function(x):
+        q = quantize(x, "fp8_1x128", recipe=dlfp4.Recipe(eps=100.0, scale_dtype="bfloat16"))
+        return *q[:2], dt.dequantize(q)
+
+    check_equal(torch.compile(function, fullgraph=True, backend="aot_eager")(X), function(X))
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_options_from_outside_are_constants(dynamic):
     """Numbers, of which Dynamo makes symbols once they have differed."""
