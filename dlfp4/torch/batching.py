@@ -57,7 +57,9 @@ def batch_quantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -> 
     parts = [split(part, size) for part in made[:2]] + list(made[2:])
     if chosen.global_scale_per == "row" or not format.has_global_scale:
         parts[2:] = [split(part, size) for part in parts[2:]]
-    return parts, [0, 0] + [None if shared else 0] * (len(parts) - 2)
+    elif shared:  # for `out_dims` PyTorch reads beyond numbers that have no batch (2.13)
+        parts[2:] = [part.expand(size, *part.shape) for part in parts[2:]]
+    return parts, [0] * len(parts)
 
 
 def split(part: torch.Tensor, size: int) -> torch.Tensor:
@@ -145,12 +147,23 @@ RULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 # ---- One by one
 
 
-def one_by_one(op: Any, values: tuple[Any, ...], dims: tuple[Any, ...], size: int) -> Any:
+def of_one(value: Any, dim: int | None, k: int = 0) -> Any:
+    """An argument of one call of the batch; of an empty batch, what it would be."""
+    if dim is None:
+        return value
+    shape = value.shape
+    return value.select(dim, k) if shape[dim] else value.new_empty(shape[:dim] + shape[dim + 1 :])
+
+
+def of_none(call: Call, each: tuple[Any, ...]) -> Any:
+    """The results of an empty batch, by those of one call."""
+    made = [each[0].new_empty((0, *shape), dtype=dtype) for shape, dtype in call.specs(each)]
+    return (made, [0] * len(made)) if call.is_list else (made[0], 0)
+
+
+def one_by_one(op: Any, values: tuple[Any, ...], dims: tuple[int | None, ...], size: int) -> Any:
     """A call for each of the batch."""
-    results = []
-    for k in range(size):
-        each = (v.select(dim, k) if isinstance(dim, int) else v for v, dim in zip(values, dims, strict=True))
-        results.append(op(*each))
+    results = [op(*map(of_one, values, dims, (k,) * len(values))) for k in range(size)]
     if isinstance(results[0], torch.Tensor):
         return stacked(results), 0
     parts = [stacked(list(each)) for each in zip(*results, strict=True)]
@@ -173,6 +186,11 @@ def register_batching(call: Call, library: torch.library.Library) -> None:
         values = call.values(args)
         dims = tuple(dim if isinstance(dim, int) else None for dim in in_dims) + (None,) * (len(values) - len(args))
         names = tuple(call.places)
+        each = tuple(map(of_one, values, dims))
+        call.specs(each)  # as kernels do, which a rule does not: to it a batch is a dimension like others
+        call.check(each)
+        if not info.batch_size:
+            return of_none(call, each)
         found = rule(call, dict(zip(names, values, strict=True)), dict(zip(names, dims, strict=True)), info.batch_size)
         return one_by_one(op, values, dims, info.batch_size) if found is None else found
 

@@ -168,6 +168,10 @@ class Call:
         }
         return self.row.result(**protos, **self.constants(values))
 
+    def specs(self, values: tuple[Any, ...]) -> Specs:
+        """The shape and type of each part of the result in PyTorch."""
+        return specs_of(self.result(values))
+
     def allocate(self, x: torch.Tensor, specs: Specs) -> Any:
         """Memory for a result, beside the first operand."""
         made = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in specs]
@@ -352,7 +356,7 @@ def register(row: Operation) -> Call:
 
     def fake(*args: Any) -> Any:
         values = call.values(args)
-        specs = specs_of(call.result(values))
+        specs = call.specs(values)
         call.check(values)
         return call.allocate(args[0], specs)
 

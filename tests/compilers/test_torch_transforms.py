@@ -1,6 +1,7 @@
 """The operations under autograd, torch.func, autocast, inference mode, traces and threads."""
 
 import importlib
+import re
 import threading
 
 import pytest
@@ -205,6 +206,45 @@ def test_vmap(name):
             assert torch.allclose(made, each, atol=1e-5)
         else:
             check_equal(made, each)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_vmap_of_none(name):
+    made, expected = (torch.func.vmap(CALLS[name])(x) for x in (CODES[:0], CODES))
+    made, expected = ([each] if isinstance(each, torch.Tensor) else each for each in (made, expected))
+    for part, other in zip(made, expected, strict=True):
+        assert (part.shape, part.dtype) == ((0, *other.shape[1:]), other.dtype)
+
+
+def test_a_scale_that_all_share_is_that_of_each():
+    """PyTorch reads beyond what has no batch, for `out_dims` (2.13)."""
+    *_, units = torch.func.vmap(CALLS["nvfp4, given scale"], out_dims=-1)(CODES)
+    assert units.tolist() == [0.25] * len(CODES)
+
+
+@pytest.mark.parametrize("size", [3, 1, 0])
+@pytest.mark.parametrize(("shape", "call"), [
+    ((4, 32), lambda x: dt.dot(x, x)),
+    ((32,), lambda x: dt.vecdot(x, x, 1)),
+    ((32,), lambda x: dt.vecdot(x, x, -2)),
+    ((4, 32), lambda x: dt.vecdot(x, x[:3])),
+    ((), lambda x: dt.vecdot(x, x)),
+    ((), lambda x: dt.matmul(x, torch.ones(3, 4))),
+    ((4, 31), lambda x: dt.matmul(x, V.mT)),
+    ((4, 33), lambda x: ops.quantize(x, "mxfp4")),
+    ((32,), lambda x: ops.quantize(x, "mxfp4", axis=[-2])),
+    ((4, 32), lambda x: ops.quantize(x, "mxfp4", recipe="deepseek-ue8m0")),
+    ((4, 32), lambda x: dt.cast(x, "int8")),
+    ((4, 32), lambda x: dt.cast(x, "float8_e4m3fn", rounding=3)),
+], ids=str)  # fmt: skip
+def test_vmap_refuses_what_calls_refuse(shape, call, size):
+    """A batch is no dimension of what is called: nothing is summed over it, and no message names it."""
+    with pytest.raises((TypeError, ValueError)) as expected:
+        call(torch.ones(shape))
+    for dim in range(len(shape) + 1):
+        batch = torch.ones(*shape[:dim], size, *shape[dim:])
+        with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
+            torch.func.vmap(call, dim)(batch)
 
 
 def test_vmap_is_one_call():
