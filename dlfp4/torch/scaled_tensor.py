@@ -329,6 +329,9 @@ class TracedTensor(ScaledTensor):
     what is made of other tensors. Its operations pass that mode by; those of its parts do not.
     """
 
+    # While it traces, torch.export replaces that of a type of which it was given tensors, and looks these up (2.13).
+    __getattribute__ = torch.Tensor.__getattribute__
+
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -274,6 +274,27 @@ def test_rows_of_any_number_by_a_tensor_made_within():
     assert torch.allclose(x.grad, dt.quantize(w, "nvfp4").dequantize().sum(0).expand(7, 64), atol=1e-5)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("call", [
+    lambda q, w: dt.matmul(q, w.mT), lambda q, w: dt.vecdot(q, w[:4]), lambda q, w: dt.dequantize(q),
+    lambda q, w: (q.elements, q.scales),
+], ids=["matmul", "vecdot", "dequantize", "parts"])  # fmt: skip
+def test_parts_of_a_tensor_made_within_beside_a_quantized_weight(call, strict):
+    """While torch.export traces it looks up what it was given, of whatever is of that type."""
+
+    class Beside(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(dt.quantize(randn(32, 64), "nvfp4"), requires_grad=False)
+
+        def forward(self, x):
+            return call(dt.quantize(x, "nvfp4"), self.weight)
+
+    module, x = Beside(), randn(4, 64, seed=1)
+    made = torch.export.export(module, (x,), strict=strict).module()(2 * x)
+    torch.testing.assert_close(made, module(2 * x), rtol=0, atol=0)
+
+
 def test_a_trace_of_whole_operations_gives_no_quantized_result():
     """PyTorch would return the tensor that it traced with, which has no memory."""
     with pytest.raises(RuntimeError, match=r"no form for a ScaledTensor among its results; return \.dequantize\(\)"):

@@ -5,8 +5,8 @@ cdef enum:
     NOWHERE = 4096   # the address of memory that does not exist: aligned, and never read
     OUTLINE = 1 << 7   # among the flags of a Tensor, beside those of DLPack
 
-# Kernels that are asked what they take read the scale of a whole tensor: here a number may be read, of any type.
-cdef float[4] NUMBER = [1, 1, 1, 1]
+# Kernels that are asked what they take read the scale of a whole tensor: here a number may be read, 1 as float32.
+cdef int64_t[2] NUMBER = [0x3F8000003F800000, 0x3F8000003F800000]
 
 
 cdef inline void *address_of_outline(int64_t size) noexcept:
