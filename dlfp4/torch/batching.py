@@ -15,7 +15,7 @@ from dlfp4.operations import Encoding, recipe_of_text, text_of_recipe
 from dlfp4.torch.representing import PAIRS, matrix_of, without_pairs
 
 if TYPE_CHECKING:
-    from dlfp4.torch.registering import Call
+    from dlfp4.torch.registering import Call, Specs
 
 Dims = Mapping[str, int | None]
 OPS = torch.ops.dlfp4
@@ -155,10 +155,31 @@ def of_one(value: Any, dim: int | None, k: int = 0) -> Any:
     return value.select(dim, k) if shape[dim] else value.new_empty(shape[:dim] + shape[dim + 1 :])
 
 
-def of_none(call: Call, each: tuple[Any, ...]) -> Any:
-    """The results of an empty batch, by those of one call."""
-    made = [each[0].new_empty((0, *shape), dtype=dtype) for shape, dtype in call.specs(each)]
+def of_none(call: Call, x: torch.Tensor, specs: Specs) -> Any:
+    """The results of an empty batch, by those of one call, beside its first operand."""
+    made = [x.new_empty((0, *shape), dtype=dtype) for shape, dtype in specs]
     return (made, [0] * len(made)) if call.is_list else (made[0], 0)
+
+
+MOST_CHECKED = 1024
+
+
+def is_among(key: tuple[Any, ...], checked: set[Any]) -> bool:
+    """Whether a call was checked before; what has a compiler's symbols is not remembered."""
+    try:
+        return key in checked
+    except TypeError:
+        return False
+
+
+def remember(key: tuple[Any, ...], checked: set[Any]) -> None:
+    """Have it among those that were checked."""
+    if len(checked) >= MOST_CHECKED:
+        checked.clear()
+    try:
+        checked.add(key)
+    except TypeError:
+        return
 
 
 def one_by_one(op: Any, values: tuple[Any, ...], dims: tuple[int | None, ...], size: int) -> Any:
@@ -181,16 +202,20 @@ def register_batching(call: Call, library: torch.library.Library) -> None:
     name = call.row.name
     rule: Callable[..., Any] = RULES.get(name, knows_none)
     op = getattr(OPS, name)
+    checked: set[Any] = set()  # what was asked of one call of a batch
 
     def batched(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         values = call.values(args)
         dims = tuple(dim if isinstance(dim, int) else None for dim in in_dims) + (None,) * (len(values) - len(args))
         names = tuple(call.places)
-        each = tuple(map(of_one, values, dims))
-        call.specs(each)  # as kernels do, which a rule does not: to it a batch is a dimension like others
-        call.check(each)
-        if not info.batch_size:
-            return of_none(call, each)
+        key = dims, *call.key(args)
+        if not info.batch_size or not is_among(key, checked):
+            each = tuple(map(of_one, values, dims))
+            specs = call.specs(each)  # as kernels do, which a rule does not: to it a batch is a dimension like others
+            call.check(each)
+            if not info.batch_size:
+                return of_none(call, each[0], specs)
+            remember(key, checked)
         found = rule(call, dict(zip(names, values, strict=True)), dict(zip(names, dims, strict=True)), info.batch_size)
         return one_by_one(op, values, dims, info.batch_size) if found is None else found
 

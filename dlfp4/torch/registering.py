@@ -177,9 +177,13 @@ class Call:
         made = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in specs]
         return made if self.is_list else made[0]
 
+    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """By what calls are known that repeat."""
+        return tuple([facts_of(value) for value in args])
+
     def recall(self, args: tuple[Any, ...]) -> Plan:
         """What follows from the shapes and types of tensors, and from constants: found once for calls that repeat."""
-        key = tuple([facts_of(value) for value in args])
+        key = self.key(args)
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= MOST_PLANS:
