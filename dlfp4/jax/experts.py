@@ -93,7 +93,7 @@ def grouped_matmul(
            [2., 2.],
            [2., 2.]], dtype=float32)
     """
-    left, right = both(x, w, ("x", "w"))
+    left, right = both(x, w, ("x", "w"), activation=activation)
     (of_x, arrays), (of_w, others) = described(left), described(right)
     eager = grouped.as_rows(_core._outline(of_x, False)), grouped.as_stack(_core._outline(of_w, is_turned(right)))
     sizes = as_numbers(group_sizes, "group_sizes")

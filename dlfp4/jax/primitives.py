@@ -163,14 +163,21 @@ def multiply_groups(
     """Rows of x by the matrices of their experts, or, of so many tokens, the weighted sums of these, by XLA."""
     count = x.shape[0] if indices is None else indices.shape[0]
     is_routed = jnp.arange(count) < jnp.sum(sizes)
-    rows = x[jnp.where(is_routed, indices, 0)] if gathers else x
+    rows = rows_at(x, jnp.where(is_routed, indices, 0)) if gathers else x
     made = by_rows(rows, w, sizes)
     made = jnp.where(is_routed[:, None], made, 0)
     if weights is None or tokens is None:
         return made
+    if tokens == 0:  # JAX has no transpose of a scatter into nothing (0.10)
+        return jnp.zeros((0, made.shape[1]), made.dtype)
     scaled = made * jnp.where(is_routed, weights, 0)[:, None].astype(made.dtype)
     places = jnp.where(is_routed, indices, tokens)  # beyond the result, so that they are dropped
     return jnp.zeros((tokens, made.shape[1]), made.dtype).at[places].add(scaled, mode="drop")
+
+
+def rows_at(x: Any, places: Any) -> Any:
+    """Rows by their numbers; of a matrix without any, to which no row is routed, zeros."""
+    return x[places] if x.shape[0] else jnp.zeros((places.shape[0], x.shape[1]), x.dtype)
 
 
 def decode_all(proto: TensorProto, dtype: str, arrays: Sequence[Any], batched: Sequence[bool]) -> Any:

@@ -33,9 +33,15 @@ if TYPE_CHECKING:
 Axes = tuple[int | None, int | None]
 
 
-def both(a: Any, b: Any, names: tuple[str, str], axes: Axes = (-1, -2)) -> tuple[Operand, Operand]:
-    """Two operands as the kernels read them, whose products are summed along axes: the second may be transposed."""
-    left, right = with_equal_rotations(as_operand(a, names[0]), as_operand(b, names[1]), axes)
+def both(
+    a: Any, b: Any, names: tuple[str, str], axes: Axes = (-1, -2), activation: Activation | None = None
+) -> tuple[Operand, Operand]:
+    """Two operands as the kernels read them, whose products are summed along axes: the second may be transposed. The
+    first one stays quantized where it is to be an array, of which `activation` rounds the elements.
+    """
+    left, right = as_operand(a, names[0]), as_operand(b, names[1])
+    if activation is None or not isinstance(left, ScaledArray):
+        left, right = with_equal_rotations(left, right, axes)
     return readable(settled(left)), readable(right)
 
 
@@ -170,7 +176,7 @@ def matmul(
     >>> jax.jit(dlfp4.jax.matmul)(jax.numpy.full((1, 32), 3.0), w.mT)
     Array([[3., 3.]], dtype=float32)
     """
-    left, right = both(a, b, ("a", "b"))
+    left, right = both(a, b, ("a", "b"), activation=activation)
     if activation is None:  # else a is to be an array, and says so
         left = along_sums(left, -1)
     if not (isinstance(activation, str) and activation == "int8"):  # which multiplies codes

@@ -200,6 +200,16 @@ def test_activations(activation):
         assert to_bytes(result) == to_bytes(expected)
 
 
+def test_activations_round_what_is_not_quantized():
+    """Also where a transform has to be undone, which would leave an array."""
+    a = dlfp4.quantize(X[:4], "mxfp8_e4m3", hadamard=3)
+    for lib in (dlfp4, dj):
+        with pytest.raises(dlfp4.BackendError, match="a is quantized already"):
+            lib.matmul(a, X[:2].T, activation="fp8_row")
+        with pytest.raises(dlfp4.BackendError, match="x is quantized already"):
+            lib.grouped_matmul(a, X[None, :2].mT, np.array([4], np.int32), activation="fp8_row")
+
+
 def test_integers_with_zero_points_and_biases():
     zero_points, biases = RNG.integers(0, 16, (128, 8)), RNG.standard_normal((128, 8))
     plain = dlfp4.quantize(X, "uint4_g32")

@@ -175,6 +175,19 @@ def test_what_gpus_do(name):
     assert "dlfp4_dequantize" in text
 
 
+@pytest.mark.parametrize("tokens", [None, 0])
+def test_derivatives_of_no_tokens(tokens):
+    """To which no row is routed."""
+    x = ROWS if tokens == 0 else X[:0]
+    given = {"indices": INDICES, "weights": WEIGHTS, **({} if tokens is None else {"tokens": 0})}
+
+    def total(x, w):
+        return dj.grouped_matmul(x, w, 0 * SIZES, **given).sum()
+
+    for found, leaf in zip(jax.grad(total, (0, 1))(x, STACK.mT), (x, STACK.mT), strict=True):
+        assert (found.shape, found.any()) == (leaf.shape, False)
+
+
 def test_straight_through_to_the_master():
     def loss(stack):
         w = dj.quantize(stack, "mxfp4", straight_through=True)
