@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dlfp4 import _core
+from dlfp4.extents import count_elements
 from dlfp4.formats import find_recipe
 from dlfp4.operations import Encoding, recipe_of_text, text_of_recipe
 from dlfp4.torch.representing import PAIRS, matrix_of, without_pairs
@@ -44,7 +45,7 @@ def batch_quantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -> 
     is_simple = named["axis"] in ([-1], (-1,)) and named["seed"] is None and named["scale_layout"] == "linear"
     if not is_simple or format.block is None or x.dim() < 2 or dims["global_scale"] is not None:
         return None
-    rows = x.reshape(size, -1, x.shape[-1])
+    rows = x.reshape(size, count_elements(x.shape[1:-1]), x.shape[-1])
     chosen = find_recipe(format, recipe_of_text(named["recipe"]))
     if rows.shape[1] % format.block[0] or chosen.global_scale_per == "matrix":
         return None
@@ -83,9 +84,12 @@ def batch_dequantize(call: Call, named: dict[str, Any], dims: Dims, size: int) -
         return None
     data, scales = (front(without_pairs(named[name]), dims[name]) for name in ("q", "q_scales"))
     shape = tuple(named["q_shape"] or matrix_of(data[0], encoding))
+    height, _ = format.block or (1, None)
+    if data.shape[1] % height:  # blocks would cross from one to the next
+        return None
     given = {
-        "q": data.reshape(-1, data.shape[-1]),
-        "q_scales": scales.reshape(-1, scales.shape[-1]),
+        "q": data.flatten(0, 1),
+        "q_scales": scales.flatten(0, 1),
         "q_global_scale": unit if unit is None or dims["q_global_scale"] is None else unit.reshape(size),
         "q_shape": (size, data.shape[1], shape[-1]),
     }

@@ -96,9 +96,8 @@ def matmul_backward(
     if wanted[0]:
         of_a = torch.matmul(scaled, decoded(b, grad.dtype).mT).to(a.data.dtype)
     if wanted[1]:
-        rows = decoded(a, grad.dtype)
-        columns = scaled.reshape(-1, scaled.shape[-1])
-        of_b = torch.matmul(rows.reshape(-1, rows.shape[-1]).mT, columns).to(b.data.dtype)
+        rows, columns = (torch.atleast_2d(x).flatten(0, -2) for x in (decoded(a, grad.dtype), scaled))
+        of_b = torch.matmul(rows.mT, columns).to(b.data.dtype)
     return of_a, of_b
 
 
@@ -157,7 +156,7 @@ def grouped_backward(
     of_x = of_w = of_weights = None
     is_routed, places = rows_of(x, offsets, indices)
     gathers = places is not None and tokens is None
-    rows = grad if weights is None else grad[places]  # what a gradient is of each routed row
+    rows = grad if weights is None else rows_at(grad, places)  # what a gradient is of each routed row
     scaled = rows if alpha is None else rows * alpha
     if weights is not None:
         scaled = scaled * weights.data[:, None].to(grad.dtype)
@@ -165,16 +164,23 @@ def grouped_backward(
         stack = dense(w, grad.dtype).mT
         of_x = multiply_floats(scaled, stack, offsets.data, is_routed)
         if gathers:
-            of_x = torch.zeros(x.data.shape, dtype=grad.dtype, device=grad.device).index_add(0, places, of_x)
+            whole = torch.zeros(x.data.shape, dtype=grad.dtype, device=grad.device)
+            of_x = whole.index_add(0, places, of_x) if x.data.shape[0] else whole
         of_x = of_x.to(x.data.dtype)
     if wanted[1]:
         own = dense(x, grad.dtype)
-        of_w = sums_of_experts(own[places] if gathers else own, scaled, offsets.data).to(w.data.dtype)
+        of_w = sums_of_experts(rows_at(own, places) if gathers else own, scaled, offsets.data).to(w.data.dtype)
     if wanted[4] and weights is not None:
         given = (x.data, w.data, offsets.data, *w[1:], *x[1:], indices.data if gathers and indices else None)
         product = torch.ops.dlfp4.grouped_matmul(*given, None, None, alpha, element_name(grad.dtype))
         of_weights = torch.where(is_routed, (rows * product).sum(-1), 0).to(weights.data.dtype)
     return of_x, of_w, None, None, of_weights
+
+
+def rows_at(x: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
+    """Rows by their numbers; of a matrix without any, to which no row is routed, zeros."""
+    assert places is not None
+    return x[places] if x.shape[0] else x.new_zeros((places.shape[0], x.shape[1]))
 
 
 def multiply_floats(

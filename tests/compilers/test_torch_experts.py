@@ -139,6 +139,21 @@ def test_gradients_beside_what_is_not_finite(name):
     assert name != "rows" or (of_w[2].isfinite().all() and of_x.isfinite().all())
 
 
+@pytest.mark.parametrize("tokens", [None, 0])
+def test_gradients_of_no_tokens(tokens):
+    """To which no row is routed, whatever the indices of rows beyond the last expert's say."""
+    x = (randn(4, 64) if tokens == 0 else torch.empty(0, 64)).requires_grad_()
+    stack, weights = STACK.mT.clone().requires_grad_(), randn(4).requires_grad_()
+    nobody, indices = torch.zeros(len(ENDS), dtype=torch.int32), torch.full((4,), 9)
+    for options in (
+        ({"weights": weights, "tokens": tokens}, {}) if tokens is None else ({"weights": weights, "tokens": 0},)
+    ):
+        made = dt.grouped_matmul(x, stack, nobody, indices=indices, **options)
+        leaves = (x, stack, weights) if "weights" in options else (x, stack)
+        for leaf, found in zip(leaves, torch.autograd.grad(made.sum(), leaves), strict=True):
+            assert torch.equal(found, torch.zeros_like(leaf))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_forward_derivatives_and_second_ones(name):
     stack = dt.dequantize(W.mT)

@@ -58,6 +58,15 @@ def test_gradients_of_matmul():
     assert torch.allclose(row.grad, dense.sum(0), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize(("rows", "depth", "columns"), [((3,), 8, 0), ((0,), 8, 2), ((2, 0), 0, 2), ((), 0, 0)])
+def test_gradients_of_nothing(rows, depth, columns):
+    a, b = randn(*rows, depth).requires_grad_(), randn(depth, columns).requires_grad_()
+    for found, expected in zip(
+        *(torch.autograd.grad(product(a, b).sum(), (a, b)) for product in (dt.matmul, torch.matmul)), strict=True
+    ):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("activation", ["int8", "fp8_1x128", "mxfp8", "fp8_row"])
 def test_gradients_pass_roundings_of_activations(activation):
     x, dense = X.clone().requires_grad_(), dt.dequantize(W)
@@ -249,6 +258,32 @@ def test_vmap_refuses_what_calls_refuse(name, size):
         batch = torch.ones(*shape[:dim], size, *shape[dim:])
         with pytest.raises(type(expected.value), match=f"^{re.escape(str(expected.value))}$"):
             torch.func.vmap(call, dim)(batch)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 0), (3, 0, 32), (3, 0, 0)], ids=str)
+def test_vmap_of_nothing(shape):
+    x = torch.empty(shape)
+    made = torch.func.vmap(lambda x: ops.quantize(x, "mxfp8_e4m3"))(x)
+    each = [ops.quantize(one, "mxfp8_e4m3") for one in x]
+    assert [part.shape for part in made] == [(3, *part.shape) for part in each[0]]
+    values = torch.func.vmap(lambda data, scales: ops.dequantize(data, scales, None, "mxfp8_e4m3"))(*made)
+    assert values.shape == shape
+
+
+@pytest.mark.parametrize("format", ["fp8_128x128", "mxfp8_32x32", "nvfp4_16x16"])
+@pytest.mark.parametrize("rows", [2, 128])
+def test_vmap_of_blocks_of_several_rows(rows, format):
+    """Those of one tensor of the batch do not go on in the next one."""
+    given = [quantize(randn(rows, 128, seed=seed), format, pad=True) for seed in range(3)]
+    data, scales = (
+        torch.stack([comparable(part) for part in parts]) for parts in zip(*(q[:2] for q in given), strict=True)
+    )
+
+    def decode(data, scales):
+        return dt.dequantize(given[0]._replace(data=data, scales=scales))
+
+    made = torch.func.vmap(decode)(data, scales.view(given[0].scales.dtype))
+    check_equal(made, torch.stack([decode(q.data, q.scales) for q in given]))
 
 
 def test_vmap_is_one_call():
