@@ -217,6 +217,8 @@ class ScaledArray:
             On the host, or on a GPU that JAX sees. JAX shares compact memory that is aligned to 64 bytes, as dlfp4
             allocates it, and copies FP4 and all else. A prepared weight is restored to linear scales.
         """
+        if _core._is_turned(q):
+            return cls.from_tensor(q.mT).mT
         plain = q.with_scale_layout("linear") if q.scale_layout == "prepared" else q
         proto = replace(TensorProto.of(plain), device=HOST, requires_grad=False)
         return cls([as_array(getattr(plain, name)) for name in names_of_parts(proto)], proto)

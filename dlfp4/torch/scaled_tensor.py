@@ -318,6 +318,8 @@ def from_dlfp4(q: dlfp4.ScaledTensor, dtype: torch.dtype) -> ScaledTensor:
     """See :meth:`ScaledTensor.from_dlfp4`."""
     if not isinstance(q, _core.ScaledTensor):
         raise TypeError(f"q is of type {type(q).__name__}; expected a dlfp4.ScaledTensor, from dlfp4.quantize")
+    if _core._is_turned(q):
+        return turn(from_dlfp4(q.mT, dtype))
     q = on_bytes(q)
     ours = (q.data, q.scales, q.global_scale, q.encode_scale, *(offset_parts(q).values() or [None]))
     parts = {name: None if part is None else as_native(part) for name, part in zip(PARTS, ours, strict=True)}

@@ -76,6 +76,14 @@ def test_transposed_stacks():
         dj.vecdot(w.mT, w.mT)
 
 
+def test_stacks_that_dlfp4_transposed():
+    q = dlfp4.quantize(STACK, "nvfp4")
+    w = dj.ScaledArray.from_tensor(q.mT)
+    assert (w.shape, w.axis) == (q.mT.shape, -2)
+    as_eager(dj.grouped_matmul(ROWS, w, SIZES), dlfp4.grouped_matmul(ROWS, q.mT, ENDS))
+    as_eager(dj.grouped_matmul(ROWS, q.mT, SIZES), dlfp4.grouped_matmul(ROWS, q.mT, ENDS))
+
+
 def test_vmap_is_one_call():
     w = dj.quantize(STACK, "mxfp4")
     batch = np.stack([ROWS, 2 * ROWS])

@@ -715,6 +715,14 @@ def test_nothing_is_a_tensor_too(name, axis):
         assert dlfp4.asarray(q[key]).scales.shape == dlfp4.asarray(q)[key].scales.shape
 
 
+def test_transposed_stacks_to_and_from_dlfp4():
+    ours = dlfp4.quantize(values(2, 16, 64), "nvfp4").mT
+    q = ScaledTensor.from_dlfp4(ours)
+    assert (q.turned, q.axis, q.shape) == (True, -2, (2, 64, 16))
+    assert same(q.mT, ours.mT)
+    assert torch.equal(ScaledTensor.from_dlfp4(q.to_dlfp4()).dequantize(), q.dequantize())
+
+
 @pytest.mark.parametrize("format", [name for name, row in dlfp4.formats().items() if row.block and row.block[1]])
 def test_rotated_weights_multiply_as_in_dlfp4(format):
     """Their transposes, too, whose scales lie the other way around."""

@@ -476,6 +476,11 @@ cdef ScaledTensor turn_stack(ScaledTensor self):
     return turned
 
 
+def _is_turned(ScaledTensor self):
+    """Whether it is a transposed stack."""
+    return self.turned
+
+
 def _refuse_turned(ScaledTensor self):
     """ValueError for a transposed stack."""
     if self.turned:
