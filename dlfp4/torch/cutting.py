@@ -184,11 +184,15 @@ def reshaped(q: ScaledTensor, shape: Shape) -> ScaledTensor:
     if q.numel() != count_elements(shape):
         raise ValueError(f"{described(q)} has {q.numel()} elements, not those of shape {shape}")
     keeps_lines = shape[-1:] == tuple(q.shape[-1:]) and (len(shape) > 1 or q.encoding.axis == -1)
+    keeps_lines = keeps_lines and count_elements(shape[:-1]) == count_elements(q.shape[:-1])  # also of nothing
     if keeps_lines and units_fit(q, shape):
         return mapped(q, torch.ops.aten.alias.default, shape=shape)
     if is_one_line(q) and (len(shape) == 1 or (q.dim() == 1 and are_lines(q, shape))):
         rows = count_elements(shape[:-1])
-        return mapped(q, lambda part: part.reshape(rows, -1) if part.dim() == 2 else part, shape=shape)
+        made = mapped(q, lambda part: part.reshape(rows, -1) if part.dim() == 2 else part, shape=shape)
+        if all(part.is_contiguous() for part in present(q).values()):
+            return made
+        return mapped(made, torch.clone)  # a copy, as PyTorch's reshape makes it, and of a scale that all have as well
     raise NotImplementedError(
         f"{described(q)} in shape {shape}: the last dimension stays, beside another one where blocks run along "
         f"columns, and so do matrices that have a global scale each; call .dequantize() first"

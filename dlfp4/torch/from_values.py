@@ -62,9 +62,13 @@ class QuantizeEagerly(Quantize):
 def encode(
     x: torch.Tensor, axes: tuple[Axis, ...], format: str, options: Mapping[str, Any]
 ) -> tuple[ScaledTensor, ...]:
-    """The values quantized along each axis."""
+    """The values quantized along each axis; each tensor has memory of its own, into which others may be copied."""
     made = functions.quantize_to_bytes(functions.arguments_of_quantize(x, format, list(axes), **options))
-    return tuple(assembled(parts, x.dtype) for parts in made)
+    results = tuple(assembled(parts, x.dtype) for parts in made)
+    for q in results[1:]:
+        if q.global_scale is not None and q.global_scale is results[0].global_scale:
+            q.global_scale = torch.clone(q.global_scale)
+    return results
 
 
 def assembled(parts: Parts, dtype: torch.dtype) -> ScaledTensor:

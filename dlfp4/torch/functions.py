@@ -284,7 +284,12 @@ def quantize(
         results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
         if len(results) != len(axes):
             raise ValueError(f"out has {len(results)} quantized tensors for {len(axes)} axes")
-        called(OPS.quantize.out, args, out=listed(axes, [as_parts(each) for each in results]))
+        given = [as_parts(each) for each in results]
+        written = listed(axes, given)
+        called(OPS.quantize.out, args, out=written)
+        for unit in [each.global_scale for each in given if each.global_scale is not None]:
+            if unit is not written[2] and is_common(unit, written[2]):
+                unit.copy_(written[2])
         return out
     made = quantize_to_bytes(args)
     if FORMAT_ELEMENTS[str(format)] == FP4:
@@ -378,9 +383,14 @@ def listed(axes: list[Any], results: list[Parts]) -> list[torch.Tensor]:
     for axis in sorted(axes, reverse=True):
         result = results[axes.index(axis)]
         parts = [part for part in (*result[:3], result.offsets) if part is not None]
-        shared = len(parts) == 3 and len(found) > 2 and found[2] is parts[2]
+        shared = len(parts) == 3 and len(found) > 2 and is_common(found[2], parts[2])
         found += parts[:2] if shared else parts
     return found
+
+
+def is_common(unit: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two are the global scale of a whole tensor, which is quantized along two axes."""
+    return unit is other or unit.dim() == other.dim() == 0
 
 
 def dequantize(q: Any, dtype: _DType | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:

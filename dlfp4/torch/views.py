@@ -482,7 +482,7 @@ def take_numbered(function: Any, q: ScaledTensor, indices: Sequence[torch.Tensor
             f"{function} of {described(q)}: it takes a vector of the numbers of matrices, of a stack (E, N, K) with "
             f"blocks along K and linear scales, or of its .mT; call .dequantize() for the values"
         )
-    made = mapped(stack, lambda part: matrices_of(part, stack.shape[0], numbers) if part.dim() else part)
+    made = mapped(stack, lambda part: matrices_of(part, stack.shape[0], numbers) if part.dim() else part.clone())
     made = like(made, present(made), shape=(numbers.shape[0], *stack.shape[1:]))
     return turn(made) if q.turned else made
 

@@ -715,6 +715,37 @@ def test_nothing_is_a_tensor_too(name, axis):
         assert dlfp4.asarray(q[key]).scales.shape == dlfp4.asarray(q)[key].scales.shape
 
 
+@pytest.mark.parametrize("format", ["nvfp4", "fp8_e4m3", "mxfp4"])
+def test_what_is_made_of_tensors_has_memory_of_its_own(format):
+    """Also for the scale that all have."""
+    q, other = (dt.quantize(values(3, 16, 64, seed=seed) * 4**seed, format) for seed in (0, 1))
+    for make in (
+        lambda q: torch.cat([q, q]),
+        lambda q: torch.cat([q, q[:0]]),
+        lambda q: torch.stack([q[0], q[0]]),
+        lambda q: q[torch.tensor([2, 0])],
+        lambda q: q[0][:, :32].reshape(-1),
+    ):
+        source = q.clone()
+        made = make(source)
+        before = made.dequantize()
+        source.copy_(other)
+        assert torch.equal(made.dequantize(), before)
+
+
+def test_tensors_along_two_axes_have_memory_of_their_own():
+    x, other = values(32, 64), values(32, 64, seed=1) * 8
+    rows, columns = dt.quantize(x, "nvfp4", axis=(-1, -2))
+    before = columns.dequantize()
+    rows.copy_(dt.quantize(other, "nvfp4"))
+    assert torch.equal(columns.dequantize(), before)
+    for axis in ((-1, -2), (-2, -1)):
+        given = dt.quantize(x, "nvfp4", axis=axis)
+        assert dt.quantize(other, "nvfp4", axis=axis, out=given) is given
+        for q, ours in zip(given, dlfp4.quantize(other, "nvfp4", axis=axis), strict=True):
+            assert same(q, ours)
+
+
 def test_transposed_stacks_to_and_from_dlfp4():
     ours = dlfp4.quantize(values(2, 16, 64), "nvfp4").mT
     q = ScaledTensor.from_dlfp4(ours)
