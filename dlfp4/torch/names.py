@@ -149,6 +149,7 @@ def join(
         elif not is_whole:
             missing += [part for part in split_one(key, target, convention) if part != key and part not in state]
     state.pop(prefix + MARK, None)
+    forget_marker(module, state)
 
 
 def forget_marker(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:  # noqa: ARG001

@@ -178,6 +178,14 @@ def test_include_exclude_and_options():
     assert torch.equal(layer.weight.dequantize(), want.dequantize())
 
 
+def test_a_layer_loads_its_own_state_dict():
+    """Also where a convention has a tensor of no layer beside the parts."""
+    layer, other = (dt.Linear(128, 64, format="fp8_e4m3", convention="stable-diffusion") for _ in range(2))
+    layer.weight.copy_(dt.quantize(torch.randn(64, 128), "fp8_e4m3"))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other.weight.dequantize(), layer.weight.dequantize())
+
+
 def test_linear_is_the_product():
     x, weight, bias = randn(2, 3, 64), randn(8, 64, seed=1), randn(8, seed=2)
     layer = dt.Linear(64, 8, format="nvfp4", activation="int8")
