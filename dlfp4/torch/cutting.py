@@ -71,6 +71,9 @@ def cut(q: ScaledTensor, dim: int, first: int, last: int) -> ScaledTensor:
     along = along if q.encoding.hadamard is None else max(along, ROTATED_LENGTH)
     steps = (across, along) if q.encoding.axis == -1 else (along, across)
     rows, columns = count_elements(shape[:-1]), shape[-1]
+    if not count_elements(result):  # which may lie between any two elements
+        taken = count_elements(result[:-1]), result[-1]
+        return cut_parts(q, format, Cut(0, taken[0], rows, steps[0]), Cut(0, taken[1], columns, steps[1]), result)
     if dim == len(shape) - 1:
         return cut_parts(q, format, Cut(0, rows, rows, steps[0]), Cut(first, last, columns, steps[1]), result)
     cut_rows = rows_of(q, dim, first, last, steps[0])
@@ -106,16 +109,20 @@ def cut_prepared(q: ScaledTensor, dim: int, first: int, last: int, shape: Shape)
     parts = dict(present(q)) | {"elements": q.elements[blocks]}
     if _core._find_format(encoding.format).block is not None:
         parts["scales"] = q.scales[blocks]
-    share_scale(q, parts, slice(rows.first, rows.last), rows.extent)
+    share_scale(q, parts, slice(rows.first, rows.last), rows.extent, shape)
     form = str(replace(encoding, prepared=facts._replace(rows=rows.last - rows.first)))
     return ScaledTensor(parts, form, shape, q.dtype)
 
 
-def share_scale(q: ScaledTensor, parts: dict[str, torch.Tensor | None], lines: slice, extent: int) -> None:
-    """Of global scales that lines or matrices have, those of some lines: one matrix has a number."""
+def share_scale(
+    q: ScaledTensor, parts: dict[str, torch.Tensor | None], lines: slice, extent: int, shape: Shape
+) -> None:
+    """Of global scales that lines or matrices have, those of some lines: one matrix has a number, even of nothing."""
     if q.global_scale is None or not q.global_scale.dim():
         return
     each = max(1, extent // max(1, q.global_scale.numel()))
+    if each > 1 and not count_elements(shape):
+        lines = slice(0, each * count_elements(shape[:-2]))
     for name in ("global_scale", "encode_scale"):
         whole = parts.get(name)
         if whole is not None:
@@ -142,6 +149,7 @@ def cut_parts(q: ScaledTensor, format: Format, rows: Cut, columns: Cut, shape: S
     bits = SUBBYTE.get(format.element.name, 8)
     by_columns = q.encoding.axis == -2
     lines, along = (columns, rows) if by_columns else (rows, columns)
+    along = along if count_elements(shape) else with_whole_blocks(along, format, bits)
     parts = dict(present(q))
     stored = (lines.of(1), along.bytes(bits))
     transposed = by_columns and bits == 8  # bytes lie as the tensor does, whichever way blocks run
@@ -154,8 +162,16 @@ def cut_parts(q: ScaledTensor, format: Format, rows: Cut, columns: Cut, shape: S
         parts["scales"] = q.scales[index[::-1] if transposed else index]
         if q.offsets is not None:
             parts["offsets"] = q.offsets[offsets_within(q, *index)]
-    share_scale(q, parts, lines.of(1), lines.extent)
+    share_scale(q, parts, lines.of(1), lines.extent, shape)
     return like(q, parts, shape=shape)
+
+
+def with_whole_blocks(along: Cut, format: Format, bits: int) -> Cut:
+    """The length of a tensor of nothing: its lines are as long as those of others, whose blocks are completed."""
+    if format.block is None or (format.kind == "largest" and not format.has_integers):  # blocks may be short
+        return along
+    step = format.block[1] or 8 // bits
+    return replace(along, last=min(along.extent, -(-along.last // step) * step))
 
 
 def offsets_within(q: ScaledTensor, lines: slice, blocks: slice) -> tuple[slice, slice]:

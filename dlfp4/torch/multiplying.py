@@ -86,7 +86,8 @@ def multiply_stacks(a: torch.Tensor, b: torch.Tensor, alpha: float | None = None
     """Stacks, matrix by matrix."""
     if isinstance(a, Arranged) or isinstance(b, Arranged):
         return multiply_repeated(lambda a, b: multiply_stacks(a, b, alpha), a, b)
-    return torch.stack([multiply(one(a, k), one(b, k), alpha) for k in range(a.shape[0])])
+    made = [multiply(one(a, k), one(b, k), alpha) for k in range(a.shape[0])]
+    return torch.stack(made) if made else torch.zeros((0, a.shape[1], b.shape[2]), dtype=a.dtype, device=a.device)
 
 
 def one(x: torch.Tensor, k: int) -> torch.Tensor:

@@ -249,7 +249,7 @@ class ScaledTensor(Memoryless):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         linear = plain(self)
-        parts = {name: (as_bytes(part), part.dtype) for name, part in present(linear).items()}
+        parts = {name: (as_bytes(stored(part)), part.dtype) for name, part in present(linear).items()}
         context = (linear.form, tuple(linear.shape), linear.dtype, linear.turned)
         return rebuild, (parts, *context, self.requires_grad, attributes_of(self))
 
@@ -377,6 +377,11 @@ REMEDY = "its codes are no numbers to PyTorch; call .dequantize() for the values
 def as_bytes(part: torch.Tensor) -> torch.Tensor:
     """A part, or the bytes of FP8: what ``pickle.dumps`` makes of that PyTorch 2.13 cannot load."""
     return part.view(torch.uint8) if part.dtype.itemsize == 1 else part
+
+
+def stored(part: torch.Tensor) -> torch.Tensor:
+    """A part as files have it: nothing in no memory, for torch.save refuses two types at one address (2.13)."""
+    return part if part.numel() else torch.empty_like(part)
 
 
 def rebuild(

@@ -250,6 +250,8 @@ def one_by_one(q: ScaledTensor) -> ScaledTensor:
     if q.encoding.scale_layout != "linear" or length == 0 or rows % length or units not in (1, count):
         return q
     is_across = format.element.name in SUBBYTE  # whose parts lie transposed
+    if not q.numel() or (is_across and rows * SUBBYTE[format.element.name] % 8):
+        return q
     parts = present(q)
     for name in ("elements", "scales", "offsets"):
         if name in parts and parts[name].dim() == 2:
@@ -496,8 +498,8 @@ def take_selected(function: Any, q: ScaledTensor, dim: int, numbers: torch.Tenso
 
 def matrices_of(part: torch.Tensor, count: int, numbers: torch.Tensor) -> torch.Tensor:
     """What some of so many matrices have of a part; a global scale of a single matrix is a number."""
-    each = as_bytes(part).reshape(count, -1, *part.shape[1:])[numbers]
-    taken = each.reshape(-1, *part.shape[1:]).view(part.dtype)
+    each = as_bytes(part).unflatten(0, (count, part.shape[0] // max(1, count)))[numbers]
+    taken = each.flatten(0, 1).view(part.dtype)
     return taken.reshape(()) if taken.dim() == 1 and part.shape[0] == count and taken.numel() == 1 else taken
 
 

@@ -715,6 +715,29 @@ def test_nothing_is_a_tensor_too(name, axis):
         assert dlfp4.asarray(q[key]).scales.shape == dlfp4.asarray(q)[key].scales.shape
 
 
+def test_nothing_of_a_stack():
+    """Wherever it is taken, with lines that end with whole blocks."""
+    ours = dlfp4.quantize(values(2, 3, 40, dtype=torch.float32), "mxfp8_e4m3", pad=True)
+    q = ScaledTensor.from_dlfp4(ours)
+    for key in (np.s_[:, 1:1], np.s_[:, :, 8:8], np.s_[2:], np.s_[2:, 1:2], np.s_[:0, :, :8]):
+        assert same(q[key], ours[key])
+    assert same(q[:0].view(0, 40), ours[:0])
+    with pytest.raises(NotImplementedError, match="the last dimension stays"):
+        q[:, :, :0].view(5, 0)
+
+
+def test_no_matrices():
+    none = dt.quantize(values(0, 32, 64), "nvfp4")
+    product = torch.bmm(values(0, 5, 64), none.mT)
+    assert (product.shape, product.dtype) == ((0, 5, 32), torch.bfloat16)
+    assert none[torch.tensor([], dtype=torch.int64)].shape == (0, 32, 64)
+    for format in ("fp8_row", "nvfp4"):
+        file = io.BytesIO()
+        torch.save(ScaledTensor.from_dlfp4(dlfp4.quantize(np.ones((0, 64), np.float32), format)), file)
+        file.seek(0)
+        assert torch.load(file).shape == (0, 64)
+
+
 @pytest.mark.parametrize("format", ["nvfp4", "fp8_e4m3", "mxfp4"])
 def test_what_is_made_of_tensors_has_memory_of_its_own(format):
     """Also for the scale that all have."""
@@ -752,6 +775,12 @@ def test_transposed_stacks_to_and_from_dlfp4():
     assert (q.turned, q.axis, q.shape) == (True, -2, (2, 64, 16))
     assert same(q.mT, ours.mT)
     assert torch.equal(ScaledTensor.from_dlfp4(q.to_dlfp4()).dequantize(), q.dequantize())
+
+
+def test_columns_that_end_within_a_byte_are_not_taken_apart():
+    target = dt.quantize(values(2, 32, 5), "int4_row", pad=True).mT
+    with pytest.raises(ValueError, match="cannot be copied into"):
+        target.copy_(dt.quantize(values(2, 5, 32), "int4_row", axis=-2))
 
 
 @pytest.mark.parametrize("format", [name for name, row in dlfp4.formats().items() if row.block and row.block[1]])
