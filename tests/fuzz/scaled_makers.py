@@ -81,7 +81,7 @@ def with_offsets(rng, q):
     if kind == "biases":
         offsets = {"biases": np.random.default_rng(rng.getrandbits(32)).standard_normal(shape).astype(np.float32)}
     else:
-        codes = octets(rng, q.scales.size).reshape(shape)
+        codes = octets(rng, q.scales.size).reshape(shape).copy()  # to be written to
         codes = (codes & 15).view(ml_dtypes.uint4) if kind == "uint4" else codes.view(kind)
         offsets = {"zero_points": codes}
     return dlfp4.ScaledTensor.from_parts(q.data, q.scales, format=q.format, axis=q.axis, shape=q.shape, **offsets)

@@ -4,6 +4,7 @@ A target lets through what is wrong: an exception of another type than the docum
 twice or never. What kills or hangs the process is seen by run.py.
 """
 
+import importlib
 import io
 import json
 import pickle
@@ -352,12 +353,24 @@ def texts(rng):
     return True
 
 
+def of_framework(module, name):
+    """A target of a file that imports a framework, for which the processes of other targets do not wait."""
+    return lambda rng: importlib.import_module(module).TARGETS[name](rng)
+
+
+OF_FRAMEWORKS = {
+    "torch": "in_torch", "torch_batches": "in_torch", "torch_tensors": "torch_tensors",
+    "jax": "in_jax", "jax_batches": "in_jax",
+}  # fmt: skip
 TARGETS = {
     "capsules": capsule, "arrays": array, "safetensors": safetensors, "pickles": pickled, "restored": restored,
     "arguments": arguments, "texts": texts, **scaled.TARGETS, **shared.TARGETS,
 }  # fmt: skip
 if GGUF:
     TARGETS["gguf"] = gguf
+for name, module in OF_FRAMEWORKS.items():
+    if find_spec(name.partition("_")[0]):
+        TARGETS[name] = of_framework(module, name)
 
 
 def finish():
