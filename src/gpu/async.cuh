@@ -58,6 +58,10 @@ __device__ inline float load_shared_float(uint32_t address) {
   return value;
 }
 
+__device__ inline void load_shared_pair(uint32_t address, float (&to)[2]) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "r"(address));
+}
+
 __device__ inline void store_shared_float(uint32_t address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }

@@ -26,7 +26,7 @@ DLFP4_RULE int lane_scales(int lines, ScaleOrder order) {
 
 template <int Lines, ScaleOrder Order>
 __device__ inline int place_of_scale(int line) {
-  return Order == kTurned ? turned_place(Lines, line) : line;
+  return Order == kTurned ? turned_place(Lines, line) : Order == kInPairs ? paired_place(line) : line;
 }
 
 // Whether there is the i-th of a lane.
@@ -95,6 +95,11 @@ class LoadedScales {
  public:
   struct Values {
     float of[kCount][Blocks];
+
+    __device__ void multiply(const float (&factors)[Blocks]) {
+#pragma unroll
+      for (int i = 0; i < kCount * Blocks; ++i) of[i / Blocks][i % Blocks] *= factors[i % Blocks];
+    }
   };
 
   __device__ LoadedScales(const ByteScales &scales, int first, int lines, int blocks)
@@ -142,13 +147,16 @@ class LoadedScales {
   }
 };
 
-// What two warps bring so of a tile: one loads while the other stores.
+// What two warps bring so of a tile: one loads while the other stores. Where weights share a scale, it comes within
+// those of x, so that consumers have no more than two to read.
 template <int Kind, int Rows, ScaleOrder OrderOfX, int Columns, ScaleOrder OrderOfWeights>
 class LoadedTileScales {
   static constexpr int kOfLane = lane_scales(Rows, OrderOfX) + lane_scales(Columns, OrderOfWeights);
   static constexpr int kBlocks = kOfLane <= 5 ? 4 : 2;  // as registers allow
   using OfX = LoadedScales<Rows, OrderOfX, kBlocks>;
   using OfWeights = LoadedScales<Columns, OrderOfWeights, kBlocks>;
+  static constexpr bool kAreMultiplied = OrderOfX == kInPairs;
+  static_assert(!kAreMultiplied || OrderOfWeights == kOne, "");
   struct Values {
     typename OfX::Values x;
     typename OfWeights::Values weights;
@@ -175,6 +183,7 @@ class LoadedTileScales {
       Values values;
       of_x_.load(first, values.x);
       of_weights_.load(first, values.weights);
+      if constexpr (kAreMultiplied) values.x.multiply(values.weights.of[0]);
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) {
         const int block = first + i;
@@ -184,7 +193,7 @@ class LoadedTileScales {
         wait_for(ring.empty + 8 * turn.stage, turn.phase);
         const uint32_t to = ring.scales + turn.stage * ring.scale_bytes;
         of_x_.store(to, values.x, i);
-        of_weights_.store(to + line_scale_bytes(Rows), values.weights, i);
+        if constexpr (!kAreMultiplied) of_weights_.store(to + line_scale_bytes(Rows), values.weights, i);
         __syncwarp();
         if (read_lane() == 0) arrive(ring.full + 8 * turn.stage);
       }
@@ -237,7 +246,7 @@ class BytesProducts {
   __device__ BytesProducts(const Ring<Kind> &ring, const Operands &at, int first_bytes, int second_bytes,
                            const Turn &turn)
       : ring_(ring), at_(at), first_bytes_(first_bytes), second_bytes_(second_bytes), turn_(turn) {
-    if (OrderOfFirst == kInOrder) at_.first_scales += line_of_thread() * 4;
+    if (OrderOfFirst != kOne) at_.first_scales += place_of_scale<0, OrderOfFirst>(line_of_thread()) * 4;
   }
 
   // Of a stage one part after another: 64 lines of the first operand, `lines_apart`. The first of its scales may be
@@ -263,11 +272,10 @@ class BytesProducts {
     }
   }
 
-  // All blocks, with two sets of products: tensor cores multiply a stage while the one before is added. Lines of the
-  // second operand share a scale.
+  // All blocks, with two sets of products: tensor cores multiply a stage while the one before is added.
   template <int Lines>
   __device__ void multiply_ahead(int blocks, float (&sums)[Lines / 2]) {
-    static_assert(has_scales(Kind) && OrderOfSecond == kOne, "");
+    static_assert(OrderOfFirst == kInPairs, "");
 #pragma unroll
     for (float &sum : sums) sum = 0;
     if (blocks == 0) return;  // more shares of K than blocks
@@ -366,6 +374,7 @@ class BytesProducts {
   // Of the first operand, times the one of the second where that has one.
   __device__ void load_scales(int line, float (&of_first)[2]) const {
     const uint32_t of_stage = turn_.stage * ring_.scale_bytes, first = at_.first_scales + of_stage + line * 4;
+    if constexpr (OrderOfFirst == kInPairs) return load_shared_pair(first, of_first);
     of_first[0] = load_shared_float(OrderOfFirst == kOne ? at_.first_scales + of_stage : first);
     of_first[1] = OrderOfFirst == kOne ? of_first[0] : load_shared_float(first + 8 * 4);
     if constexpr (OrderOfSecond == kOne) {
@@ -447,7 +456,8 @@ template <int Kind, int Types, bool OfOneTile = false>
 class BytesConsumerByX {
   // Sums without scales are added too fast to gain by it.
   static constexpr bool kTakesTurns = has_scales(Kind) && !OfOneTile;
-  BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), kInOrder, has_scales_of_rows(Kind) ? kTurned : kOne, false>
+  BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), OfOneTile ? kInPairs : kInOrder,
+                has_scales_of_rows(Kind) ? kTurned : kOne, false>
       products_;
 
  public:

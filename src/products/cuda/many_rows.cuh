@@ -355,7 +355,7 @@ class SharedTile {
     if constexpr (has_scales(Kind)) {
       wait_for_kernel_before();
       if (p_.halves == 2)
-        produce_scales_of<2 * kColumnsOfHalf, kXMayBeFirst ? kInOrder : kTurned>(warp);
+        produce_scales_of<2 * kColumnsOfHalf, kXMayBeFirst ? kInPairs : kTurned>(warp);
       else
         produce_scales_of<kColumnsOfHalf, kTurned>(warp);
     }

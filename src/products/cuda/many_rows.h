@@ -47,16 +47,19 @@ DLFP4_RULE int code_stage_bytes(int kind, int halves) {
   return is_prepared(kind) ? weight_layout(kind).code_bytes() / 2 * halves : weight_stage_bytes(kind, halves);
 }
 
-// Scales of a stage of bytes, of x and then of rows of weights: as the first operand of wgmma has its rows, or four
-// times those that a thread needs of the second, four floats further apart so that they start in different banks.
-enum ScaleOrder { kOne, kInOrder, kTurned };
+// Scales of a stage of bytes, of x and then of rows of weights: as the first operand of wgmma has its rows; the two of
+// these that a thread needs next to each other; or four times those that a thread needs of the second operand, four
+// floats further apart so that they start in different banks.
+enum ScaleOrder { kOne, kInOrder, kInPairs, kTurned };
+
+DLFP4_RULE int paired_place(int line) { return line / 16 * 16 + line % 8 * 2 + line / 8 % 2; }
 
 DLFP4_RULE int turned_pitch(int lines) { return lines / 4 + 4; }
 DLFP4_RULE int turned_place(int lines, int line) {
   return line % 8 / 2 * turned_pitch(lines) + line / 8 * 2 + line % 2;
 }
 
-// In either order, and where they begin with those of up to three lines before, for bulk copies read whole 16 bytes.
+// In any order, and where they begin with those of up to three lines before, for bulk copies read whole 16 bytes.
 constexpr int kScalesOfCopy = 4, kScaleBox = 32;
 DLFP4_RULE int line_scale_bytes(int lines) {
   const int turned = 4 * turned_pitch(lines), in_order = lines + kScaleBox;
