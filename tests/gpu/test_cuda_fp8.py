@@ -18,11 +18,13 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch", "hopper")]
 ROWS = ("fp8_e4m3", "fp8_row", "fp8_1x128")
 WEIGHTS = (*ROWS, "fp8_128x128")
 TACTICS = [name for name in _tactic_names() if not name.startswith(("stream", "256x"))]  # those read prepared weights
-# One tile, tails of each side, K that no 128 divides, more ranks than K has blocks for, half tiles, several tiles.
+# One tile, tails of each side, K that no 128 divides, more ranks than K has blocks for, half tiles, several tiles, as
+# many as a ring has stages for and more, each of one to four blocks of K.
 SHAPES = [
     (1, 8, 128), (3, 72, 256), (16, 128, 384), (17, 200, 1024), (64, 64, 4096), (100, 328, 640), (128, 2112, 512),
     (129, 136, 2048), (200, 1000, 1280), (300, 520, 256), (1100, 4096, 384), (450, 33792, 128),
     (1027, 328, 640),
+    (200, 33792, 256), (200, 16896, 512),
 ]  # fmt: skip
 
 
@@ -40,13 +42,20 @@ def run(torch, a, b, tactic, dtype="float32", alpha=1.0):
     return outs[0]
 
 
+def are_in_blocks(a, b):
+    """Whether 128 columns share a scale, and there are scales along K."""
+    of_a, of_b = (each.format.name if isinstance(each, dlfp4.ScaledTensor) else "" for each in (a, b))
+    return "row" not in of_b and "1x" not in of_b and "128" in of_a + of_b
+
+
 def tactics_of(a, b):
     """Every kernel but those that have more ranks than there are blocks of K."""
     steps = -(-b.shape[0] // cuda_fp8.DEPTH)
     for name in TACTICS:
         ranks = int(name.split("/")[1]) if "/" in name else 1
         ways = ranks * (2 if name.endswith("x64") or "x64/" in name else 1)
-        if ways <= steps or name == "walk":
+        is_for_these = name != "walk128" or are_in_blocks(a, b)
+        if is_for_these and (ways <= steps or name.startswith("walk")):
             yield name
 
 
@@ -151,7 +160,7 @@ def test_auto_takes_them_as_they_lie(torch):
     Expected(a, w.mT).check(exact.to_torch(), "torch")
 
 
-@pytest.mark.parametrize("tactic", ["64x128", "walk"])
+@pytest.mark.parametrize("tactic", ["64x128", "2x128x128", "walk", "walk128"])
 @pytest.mark.parametrize("rows", [48, 300, 1027])
 def test_layouts_of_scales(torch, rows, tactic):
     """The same bytes, whichever way the scales lie: linear, or as cuBLAS has them."""

@@ -152,7 +152,8 @@ SHAPES_OF_TACTICS = [
 ]  # fmt: skip
 
 
-TACTICS = [name for name in _tactic_names() if not name.startswith(("16x", "2x"))]  # those are for FP8 by FP8 alone
+OF_BYTES = ("16x", "2x", "walk128")  # FP8 by FP8 alone
+TACTICS = [name for name in _tactic_names() if not name.startswith(OF_BYTES)]
 
 
 def tactics_of_image():

@@ -62,7 +62,8 @@ struct Count {
 // As Walk does, for a block of threads.
 void walk_block(const WalkOrder &order, int block, int blocks, Count *count) {
   for (int rest = blocks - 1 - block; rest < order.rests(); rest += blocks) count->add(order.place_of_rest(rest), 1);
-  for (int tile = block; tile < order.alone; tile += blocks) count->add(order.place_of(tile), 2);
+  const int halves = order.rows / (kWalkRows / 2);
+  for (int tile = block; tile < order.alone; tile += blocks) count->add(order.place_of(tile), halves);
   const int tile = order.shared_tile(block / kWalkRanks);
   if (tile == order.kNone) return;
   ++count->sharers;
@@ -81,8 +82,8 @@ void test_sharing(const WalkPlan &plan) {
   check(alike, "clusters share rows", detail);
 }
 
-void test_walk(const ProductShape &shape, int processors) {
-  const WalkPlan plan = plan_walk(shape, processors);
+void test_walk(const ProductShape &shape, int tile_rows, int processors) {
+  const WalkPlan plan = plan_walk(shape, tile_rows, processors);
   describe(shape, processors);
   check(plan.blocks >= kWalkRanks && plan.blocks % kWalkRanks == 0 && plan.blocks <= (processors < 2 ? 2 : processors),
         "blocks of the walk", detail);
@@ -101,7 +102,7 @@ void test_walk(const ProductShape &shape, int processors) {
 // What is checked of shared tiles says nothing if there are none.
 void test_shared_tiles() {
   const ProductShape shape = {kNvfp4, 1024, 14336, 4096};
-  const WalkOrder order = plan_walk(shape, 132).order;
+  const WalkOrder order = plan_walk(shape, kWalkRows, 132).order;
   describe(shape, 132);
   check(order.alone == 396, "whole tiles of each block of threads", detail);
   check(order.tiles() - order.alone == 52, "shared tiles", detail);
@@ -163,6 +164,18 @@ void test_guesses() {
     find_tactics(many, 132, true, numbers, kNumTactics);
     check(kTactics[numbers[0]].family == kWalking, "many rows walk", detail);
   }
+  const struct {
+    ProductShape shape;
+    const char *name;
+  } kFastest[] = {{{kBytesByBlock, 128, 24576, 1536}, "walk128"},
+                  {{kBytesByBlock, 256, 24576, 1536}, "walk128"},
+                  {{kBytesByBlock, 256, 7168, 4096}, "2x128x128"},
+                  {{kBytesByBlock, 4096, 7168, 4096}, "walk"}};
+  for (const auto &each : kFastest) {
+    describe(each.shape, 132);
+    find_tactics(each.shape, 132, true, numbers, kNumTactics);
+    check(strcmp(kTactics[numbers[0]].name, each.name) == 0, each.name, detail);
+  }
 }
 
 }  // namespace
@@ -178,7 +191,8 @@ int main() {
         for (int64_t depth : kDepths) {
           for (int kind : {int{kNvfp4}, int{kBytesByBlock}}) {
             const ProductShape shape = {kind, rows, columns, depth};
-            test_walk(shape, processors);
+            test_walk(shape, kWalkRows, processors);
+            if (kind == kBytesByBlock) test_walk(shape, kShortWalkRows, processors);
             test_tactics(shape, processors);
           }
         }

@@ -172,14 +172,17 @@ class LoadedTileScales {
       : of_x_(p.of_x, first_row, p.product.rows, p.product.blocks),
         of_weights_(p.of_weights, first_column, p.product.columns, p.product.blocks) {}
 
-  // A warp's share of the blocks from `begin` to `end`, the ring's first ones.
-  __device__ void produce(const Ring<Kind> &ring, int warp, int begin, int end) const {
-    // A warp that leaves out other warps' stages still meets each of its own in its turn.
-    static_assert(ring_stages(Kind, Rows, 2, INT16_MAX, 0) > kBlocks + 1, "");
-    Turn turn = first_turn();
-    int at = begin;
+  // A warp's share of the blocks from `begin` to `end`. Warps take turns with groups of blocks, those of other tiles
+  // before included.
+  __device__ void produce(const Ring<Kind> &ring, int warp, int begin, int end, Turn &turn, int &groups) const {
+    // A warp that leaves out another's stages still meets each of its own in its turn.
+    static_assert(ring_stages(Kind, Rows, 2, INT16_MAX, staging_bytes(Kind)) > kBlocks + 1, "");
 #pragma unroll 1
-    for (int first = (begin / kBlocks + warp) * kBlocks; first < end; first += kWarps * kBlocks) {
+    for (int first = begin / kBlocks * kBlocks; first < end; first += kBlocks) {
+      if (groups++ % kWarps != warp) {
+        turn.advance(min(first + kBlocks, end) - max(first, begin), ring.stages);
+        continue;
+      }
       Values values;
       of_x_.load(first, values.x);
       of_weights_.load(first, values.weights);
@@ -188,14 +191,13 @@ class LoadedTileScales {
       for (int i = 0; i < kBlocks; ++i) {
         const int block = first + i;
         if (block < begin || block >= end) continue;
-        turn.advance(block - at, ring.stages);
-        at = block;
         wait_for(ring.empty + 8 * turn.stage, turn.phase);
         const uint32_t to = ring.scales + turn.stage * ring.scale_bytes;
         of_x_.store(to, values.x, i);
         if constexpr (!kAreMultiplied) of_weights_.store(to + line_scale_bytes(Rows), values.weights, i);
         __syncwarp();
         if (read_lane() == 0) arrive(ring.full + 8 * turn.stage);
+        turn.advance(1, ring.stages);
       }
     }
   }
@@ -278,7 +280,8 @@ class BytesProducts {
     static_assert(OrderOfFirst == kInPairs, "");
 #pragma unroll
     for (float &sum : sums) sum = 0;
-    if (blocks == 0) return;  // more shares of K than blocks
+    if (blocks == 0) return;                               // more shares of K than blocks
+    turn_.stage = __shfl_sync(kAllLanes, turn_.stage, 0);  // the compiler knows then that a warp agrees on it
     Stage<Lines> stages[2];
     begin_stage(stages[0]);
 #pragma unroll 1
@@ -501,14 +504,15 @@ __device__ inline void turn_sums(const float *sums, const Finish &finish, bool i
 
 // --- Tiles of a walk ---------------------------------------------------------------------------
 
-template <int Kind, int Types>
+template <int Kind, int Types, int Rows>
 class BytesTile {
-  static_assert(kWalkRows == 2 * kRowsByX, "");
+  static constexpr int kParts = Rows / kRowsByX;
+  static_assert(kParts * kRowsByX == Rows, "");
   using Place = WalkOrder::Place;
   const BytesParams &p_;
   const ProductParams &q_;
   const Ring<Kind> &ring_;
-  BytesConsumerByX<Kind, Types> consumer_;
+  BytesConsumerByX<Kind, Types, kParts == 1> consumer_;
   const Finish finish_;
 
  public:
@@ -529,7 +533,7 @@ class BytesTile {
   }
 
   __device__ void whole(const WalkOrder &order, int tile) {
-    float sums[2][kSumsByX];
+    float sums[kParts][kSumsByX];
     consumer_.multiply(q_.blocks, sums);
     asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
     store(sums, order.place_of(tile), 0);

@@ -203,6 +203,7 @@ template <int Kind, int Type, bool IsPrepared = is_prepared(Kind)>
 struct KindOf {
   using Params = ManyRowsParams;
   using Lanes = Consumer<Kind, Type>;
+  template <int Rows>
   using Tile = PreparedTile<Kind, Type>;
 };
 
@@ -210,7 +211,8 @@ template <int Kind, int Types>
 struct KindOf<Kind, Types, false> {
   using Params = BytesParams;
   using Lanes = BytesConsumer<Kind, Types>;
-  using Tile = BytesTile<Kind, Types>;
+  template <int Rows>
+  using Tile = BytesTile<Kind, Types, Rows>;
 };
 
 // A thread's registers move from copying to multiplying; copying scales of bytes needs more.
@@ -365,7 +367,9 @@ class SharedTile {
   __device__ void produce_scales_of(int warp) const {
     if constexpr (kLoadsScales) {
       const LoadedTileScales<Kind, Rows, OrderOfX, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
-      scales.produce(ring_, warp, begin_, begin_ + count_);
+      Turn turn = first_turn();
+      int groups = 0;
+      scales.produce(ring_, warp, begin_, begin_ + count_, turn, groups);
     } else if (warp == 0) {
       const TileScales<Rows, OrderOfX, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
       produce([&](int block, int stage) {
@@ -485,11 +489,13 @@ class SharedTile {
 
 // --- Blocks of threads that walk over tiles ----------------------------------------------------------
 
-// In the order of WalkOrder.
-template <int Kind, int Type>
+// In the order of WalkOrder. Tiles of 128 rows are all whole, and each is one block's.
+template <int Kind, int Type, int Rows>
 class Walk {
-  static constexpr int kRows = kWalkRows, kHalfRows = kRows / 2, kDepth = stage_depth(Kind);
+  static constexpr int kRows = Rows, kHalfRows = kRows / 2, kDepth = stage_depth(Kind);
   static constexpr int kSharers = walk_sharers(Kind);
+  static constexpr bool kIsShort = Rows == kShortWalkRows;
+  using Tile = typename KindOf<Kind, Type>::template Tile<Rows>;
   using Place = WalkOrder::Place;
   using Params = typename KindOf<Kind, Type>::Params;
   const Params &p_;
@@ -504,15 +510,16 @@ class Walk {
 
   __device__ void run() {
     if (threadIdx.x == 0) prefetch_maps<Kind>(p_);
-    ring_.init(arrivals(Kind, 1), kConsumers * KindOf<Kind, Type>::Lanes::kReleases);
+    ring_.init(arrivals(Kind, 1, kIsShort ? 1 : kWarpSize), kConsumers * KindOf<Kind, Type>::Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
       give_up_registers<Kind>();
       if (threadIdx.x == 0) produce_boxes();
-      if (has_scales(Kind) && threadIdx.x / kWarpSize == 1) produce_scales();
+      if (kIsShort && threadIdx.x / kWarpSize >= 2) load_scales(threadIdx.x / kWarpSize - 2);
+      if (!kIsShort && has_scales(Kind) && threadIdx.x / kWarpSize == 1) produce_scales();
       __syncwarp();
       if (has_share())
-        for (int i = 0; i < KindOf<Kind, Type>::Tile::kSyncs; ++i) sync_cluster();  // as those who exchange sums
+        for (int i = 0; i < Tile::kSyncs; ++i) sync_cluster();  // as those who exchange sums
     } else {
       take_registers<Kind>();
       consume();
@@ -521,7 +528,7 @@ class Walk {
 
  private:
   __device__ int first_rest() const { return gridDim.x - 1 - blockIdx.x; }
-  __device__ bool has_share() const { return shared_tile_ != WalkOrder::kNone; }
+  __device__ bool has_share() const { return !kIsShort && shared_tile_ != WalkOrder::kNone; }
   __device__ int begin_of_share() const { return q_.blocks * rank_ / kWalkRanks; }
   __device__ int end_of_share() const { return q_.blocks * (rank_ + 1) / kWalkRanks; }
 
@@ -565,7 +572,7 @@ class Walk {
   }
 
   __device__ void produce_scales() const {
-    if constexpr (has_scales(Kind))
+    if constexpr (has_scales(Kind) && !kIsShort)
       produce([&](const Place &place, int, int) {
         constexpr ScaleOrder kOrder = has_scales_of_rows(Kind) ? kTurned : kOne;
         const TileScales<kRows, kInOrder, kBlockRows, kOrder> scales(p_, place.first_row, place.row_block * kBlockRows);
@@ -575,18 +582,35 @@ class Walk {
       });
   }
 
+  // The same for two warps.
+  __device__ void load_scales(int warp) const {
+    if constexpr (kIsShort) {
+      wait_for_kernel_before();
+      Turn turn = first_turn();
+      int groups = 0;
+      for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x) {
+        const Place place = order_.place_of(tile);
+        const LoadedTileScales<Kind, Rows, kInPairs, kBlockRows, kOne> scales(p_, place.first_row,
+                                                                              place.row_block * kBlockRows);
+        scales.produce(ring_, warp, 0, q_.blocks, turn, groups);
+      }
+    }
+  }
+
   // Whether bulk copies bring the scales of x.
   __device__ bool maps_scales() const {
-    if constexpr (has_scales(Kind)) return p_.maps_scales;
+    if constexpr (has_scales(Kind) && !kIsShort) return p_.maps_scales;
     return false;
   }
 
   __device__ void consume() const {
     wait_for_kernel_before();
-    typename KindOf<Kind, Type>::Tile tiles(p_, ring_);
-    for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x) tiles.rest(order_.place_of_rest(rest));
+    Tile tiles(p_, ring_);
+    if constexpr (!kIsShort)
+      for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x) tiles.rest(order_.place_of_rest(rest));
     for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x) tiles.whole(order_, tile);
-    if (has_share()) tiles.shared(order_.place_of(shared_tile_), end_of_share() - begin_of_share(), rank_);
+    if constexpr (!kIsShort)
+      if (has_share()) tiles.shared(order_.place_of(shared_tile_), end_of_share() - begin_of_share(), rank_);
     tiles.end();
   }
 };
@@ -600,10 +624,10 @@ __device__ inline void multiply_shared_tile(const Params &p) {
 #endif
 }
 
-template <int Kind, int Type, class Params>
+template <int Kind, int Type, int Rows, class Params>
 __device__ inline void multiply_walking(const Params &p) {
 #ifdef DLFP4_HOPPER
-  Walk<Kind, Type>(p).run();
+  Walk<Kind, Type, Rows>(p).run();
 #endif
 }
 

@@ -110,13 +110,16 @@ constexpr int kWalkRanks = 2;  // blocks of threads of a cluster
 DLFP4_RULE int walk_sharers(int kind) { return is_prepared(kind) ? 1 : kWalkRanks; }
 
 constexpr int kWalkRows = 256;  // of x in a tile
+// The same in a kernel for FP8 by FP8 in blocks, where K is too short for a block of threads to pay for its start with
+// one such tile.
+constexpr int kShortWalkRows = 128;
 
 // Memory for results of 16 bits, before the ring: of a tile, or of bytes of half a consumer's columns for 64 rows.
 DLFP4_RULE int staging_bytes(int kind) {
   return is_prepared(kind) ? kWalkRows * kBlockRows * 2 : kConsumers * 64 * kColumnsOfHalf * 2;
 }
 
-// Tiles along the rows of x, without a last one that is at most half full.
+// Tiles of 256 along the rows of x, without a last one that is at most half full.
 DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWalkRows; }
 
 // Which tiles of y a block of threads multiplies: first those of rows of x that fill at most half a tile, then `alone`
@@ -132,16 +135,17 @@ struct WalkOrder {
   };
 
   int row_blocks, x_tiles, alone;  // row blocks for all sharers
+  int rows;                        // of a tile
   bool has_rest;
 
   DLFP4_RULE int tiles() const { return row_blocks * x_tiles; }
   DLFP4_RULE int rests() const { return has_rest ? row_blocks : 0; }
-  DLFP4_RULE Place place_of_rest(int rest) const { return {rest, x_tiles * kWalkRows}; }
+  DLFP4_RULE Place place_of_rest(int rest) const { return {rest, x_tiles * rows}; }
 
   DLFP4_RULE Place place_of(int tile) const {
     const int in_group = kGroup * x_tiles, group = tile / in_group, place = tile % in_group;
     const int left = row_blocks - group * kGroup, height = left < kGroup ? left : kGroup;
-    return {group * kGroup + place % height, place / height * kWalkRows};
+    return {group * kGroup + place % height, place / height * rows};
   }
 
   DLFP4_RULE int shared_tile(int cluster) const { return cluster < tiles() - alone ? alone + cluster : kNone; }

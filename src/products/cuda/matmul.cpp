@@ -130,13 +130,14 @@ int describe_matrices(const Tactic &tactic, int kind, BoxType type, ManyRowsPara
 Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
   const bool walks = tactic.family == kWalking;
   const int first = walks ? staging_bytes(shape.kind) : 0, later = walks ? 0 : sums_bytes(tactic.rows, tactic.halves);
-  const int blocks = static_cast<int>(divide_up(shape.depth, stage_depth(shape.kind)));
+  // The ring of a walk has blocks of the next tile, too.
+  const int blocks = walks ? INT16_MAX : static_cast<int>(divide_up(shape.depth, stage_depth(shape.kind)));
   p->halves = tactic.halves;
   p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, first);
   const int bytes =
       ring_barriers(shape.kind, tactic.rows, tactic.halves, p->stages, first, later) + p->stages * kBarrierBytes;
   if (walks) {
-    const WalkPlan plan = plan_walk(shape, multiprocessors());
+    const WalkPlan plan = plan_walk(shape, tactic.rows, multiprocessors());
     p->order = plan.order;
     return {{plan.blocks, 1}, kManyRowsThreads, bytes, kWalkRanks};
   }
@@ -239,8 +240,8 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
 
 // --- FP8 by FP8 --------------------------------------------------------------------------------
 
-constexpr ProductOperation kByteSizes[] = {kMultiply16,  kMultiply32,    kMultiply64,
-                                           kMultiply128, kMultiplyPairs, kMultiplyWalking};
+constexpr ProductOperation kByteSizes[] = {kMultiply16,    kMultiply32,      kMultiply64,        kMultiply128,
+                                           kMultiplyPairs, kMultiplyWalking, kMultiplyWalking128};
 constexpr int kNumByteSizes = sizeof(kByteSizes) / sizeof(*kByteSizes);
 
 template <int Kind>
@@ -260,7 +261,7 @@ namespace {
 
 DeviceKernel byte_kernel(const dlfp4_cuda_bytes_product &product, const Tactic &tactic) {
   const int types = (product.w.is_e5m2 ? kE5m2E4m3 : kE4m3E4m3) + (product.x.is_e5m2 ? 1 : 0);
-  const int size = tactic.family == kWalking  ? 5
+  const int size = tactic.family == kWalking  ? (tactic.rows == kWalkRows ? 5 : 6)
                    : tactic.family == kPaired ? 4
                    : tactic.rows == 16        ? 0
                    : tactic.rows == 32        ? 1
@@ -313,7 +314,8 @@ int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Tactic &tactic
   if (status == 0)
     status = describe(p.product.weights, kByteBox, p.product.columns, p.product.depth, product.w.stride,
                       kColumnsOfHalf * p.halves / sharers_of(tactic), &p.weights);
-  p.maps_scales = status == 0 && tactic.family == kWalking && describe_scales(p.of_x, p.product, &p.x_scales);
+  p.maps_scales = status == 0 && tactic.family == kWalking && tactic.rows == kWalkRows &&
+                  describe_scales(p.of_x, p.product, &p.x_scales);
   return status != 0 ? status : launch_shape(byte_kernel(product, tactic), shape, &p, stream);
 }
 

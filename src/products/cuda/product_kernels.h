@@ -17,7 +17,8 @@ enum ProductOperation {
   kMultiply128,
   kMultiply256,
   kMultiplyPairs,
-  kMultiplyWalking
+  kMultiplyWalking,
+  kMultiplyWalking128
 };
 
 }  // namespace cuda

@@ -14,11 +14,12 @@ namespace cuda {
       {#rows "x128/4", kShared, rows, 2, 4}, {#rows "x64", kShared, rows, 1, 1}, {#rows "x64/2", kShared, rows, 1, 2}, \
       {#rows "x64/4", kShared, rows, 1, 4}
 
-// The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows and pairs are for FP8 by FP8 alone.
+// The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows and pairs are for FP8 by FP8 alone, a
+// walk over tiles of 128 rows for FP8 in blocks.
 const Tactic kTactics[] = {
     {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),          DLFP4_SHARED_TACTICS(64),
     DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256),         {"walk", kWalking, kWalkRows, 2, 1},
-    DLFP4_SHARED_TACTICS(16),      {"2x128x128", kPaired, 128, 2, 1},
+    DLFP4_SHARED_TACTICS(16),      {"2x128x128", kPaired, 128, 2, 1}, {"walk128", kWalking, kShortWalkRows, 2, 1},
 };
 #undef DLFP4_SHARED_TACTICS
 static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == kNumTactics, "");
@@ -40,10 +41,12 @@ constexpr double kStart = 2.5;       // launch, first loads, last stores
 constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
 constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
 constexpr double kReadAgain = 0.65;  // of bytes: the share of weights that each further tile of rows reads, from L2
+constexpr double kWalkEnd = 3.6;     // of bytes by block: a tile's results
 constexpr double kNextWave = 2.0;    // of bytes: first loads of blocks that start late
+constexpr double kNextPair = 3.5;    // the same of pairs of bytes by block
 constexpr double kExchange = 0.8;    // of bytes: what clusters wait for one another, a rank
 constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
-constexpr double kHalfBytes = 1.3;   // the same for bytes
+constexpr double kHalfBytes = 1.33;  // the same for bytes
 
 // A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come, those with scales along K
 // later, but where tensor cores are ahead of sums (where K is shared that gains nothing); pairs read less, and in a
@@ -53,15 +56,22 @@ double time_of_step(int kind, int rows, int halves, KernelFamily family, int ran
   const int sums = rows * halves;
   if (is_prepared(kind)) return 0.18 + 0.00085 * sums;
   if (family == kWalking) return std::max(0.06 + 0.0015 * sums, stage_bytes(kind, rows, halves) / kStageRate);
-  const bool is_ahead = kind == kBytesByBlock && rows == 128 && halves == 2 && ranks == 1;
+  const bool is_ahead = kind == kBytesByBlock && rows == 128 && halves == 2 && ranks == 1 && family != kPaired;
   const double multiplied = has_scales(kind)
                                 ? 0.14 + (family == kPaired ? 0.001 : 0.0012) * (is_ahead ? 0.86 : 1) * sums
                                 : (family == kPaired ? 0.0016 : 0.0017) * sums;
   return std::max(multiplied, weight_stage_bytes(kind, halves) / kWeightRate);
 }
 
+// Fitted apart from the others.
+bool is_pair_by_block(const Tactic &tactic, int kind) { return tactic.family == kPaired && kind == kBytesByBlock; }
+
 // Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
-double time_of_sums(int rows, int halves, bool are_shared) { return (are_shared ? 0.6 : 0) + 0.0084 * rows * halves; }
+double time_of_sums(const Tactic &tactic, int kind) {
+  if (is_pair_by_block(tactic, kind)) return 0.6;
+  const bool are_shared = tactic.ranks * (kConsumers / tactic.halves) > 1;
+  return (are_shared ? 0.6 : 0) + 0.0084 * tactic.rows * tactic.halves;
+}
 
 // Blocks of threads that run at once: a cluster stays within a group of multiprocessors, and those of three and four
 // leave some of a group out, 6 and 12 of an H200's 132.
@@ -83,7 +93,7 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const int64_t reads = divide_up(shape.rows, tactic.rows * sharers);  // of the same weights
   const int64_t blocks = divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * reads * sharers * tactic.ranks;
   const int64_t steps = divide_up(count_steps(shape), tactic.ranks);
-  const double sums = time_of_sums(tactic.rows, tactic.halves, tactic.ranks * (kConsumers / tactic.halves) > 1);
+  const double sums = time_of_sums(tactic, shape.kind);
   const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
   const double work = waves * static_cast<double>(steps) *
                       time_of_step(shape.kind, tactic.rows, tactic.halves, tactic.family, tactic.ranks);
@@ -91,13 +101,25 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const double again = kReadAgain * static_cast<double>(reads - 1);
   const double arrival =
       (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
-  return kStart + std::max(work, arrival) + waves * sums + (waves - 1) * kNextWave +
+  return kStart + std::max(work, arrival) + waves * sums +
+         (waves - 1) * (is_pair_by_block(tactic, shape.kind) ? kNextPair : kNextWave) +
          (tactic.ranks > 1 ? kExchange * tactic.ranks : 0);
+}
+
+// Blocks of threads take one whole tile after the other.
+WalkPlan plan_short_walk(const ProductShape &shape, int row_blocks, int most) {
+  constexpr double kStep = 0.411, kTileEnd = 2.0;
+  WalkOrder order = {row_blocks, static_cast<int>(divide_up(shape.rows, kShortWalkRows)), 0, kShortWalkRows, false};
+  order.alone = order.tiles();
+  const auto rounds = static_cast<double>(divide_up(order.tiles(), most));
+  return {std::min(order.tiles(), most), order,
+          kStart + rounds * (static_cast<double>(count_steps(shape)) * kStep + kTileEnd)};
 }
 
 double time_of(const Tactic &tactic, const ProductShape &shape, int processors) {
   if (tactic.family == kStream) return time_of_stream(shape);
-  return tactic.family == kWalking ? plan_walk(shape, processors).time : time_of_shared(tactic, shape, processors);
+  return tactic.family == kWalking ? plan_walk(shape, tactic.rows, processors).time
+                                   : time_of_shared(tactic, shape, processors);
 }
 
 }  // namespace
@@ -107,17 +129,19 @@ int sharers_of(const Tactic &tactic) { return tactic.family == kPaired ? kPair :
 bool serves(const Tactic &tactic, int kind) {
   if (tactic.family == kStream) return is_prepared(kind);
   if (tactic.family == kPaired) return !is_prepared(kind);
+  if (tactic.family == kWalking && tactic.rows == kShortWalkRows) return kind == kBytesByBlock;
   return tactic.family == kWalking || (is_prepared(kind) ? tactic.rows > 16 : tactic.rows <= 128);
 }
 
 // Blocks work alone on all tiles, or on as many as each block gets equally often, whichever ends sooner.
-WalkPlan plan_walk(const ProductShape &shape, int processors) {
+WalkPlan plan_walk(const ProductShape &shape, int tile_rows, int processors) {
   const int rows = static_cast<int>(shape.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
   const int sharers = walk_sharers(shape.kind);
   const int64_t row_blocks = divide_up(divide_up(shape.columns, kBlockRows), sharers) * sharers;
-  WalkOrder order = {static_cast<int>(row_blocks), walk_x_tiles(rows), 0, false};
-  order.has_rest = rows > order.x_tiles * kWalkRows;
   const int64_t steps = count_steps(shape);
+  if (tile_rows == kShortWalkRows) return plan_short_walk(shape, static_cast<int>(row_blocks), most);
+  WalkOrder order = {static_cast<int>(row_blocks), walk_x_tiles(rows), 0, kWalkRows, false};
+  order.has_rest = rows > order.x_tiles * kWalkRows;
   const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
     return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(shape.kind, rows, 2, kWalking);
   };
@@ -125,11 +149,12 @@ WalkPlan plan_walk(const ProductShape &shape, int processors) {
     order.alone = alone;
     const int shared = order.tiles() - alone, busy = std::max({alone, order.rests(), shared * kWalkRanks});
     const double last = shared > 0 ? time_of_rounds(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
+    const auto ends = static_cast<double>(divide_up(alone, most) + (shared > 0));
     return WalkPlan{
         std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
         kStart + time_of_rounds(alone, steps, kWalkRows) +
             (is_prepared(shape.kind) ? kHalfTile : kHalfBytes) * time_of_rounds(order.rests(), steps, kWalkRows / 2) +
-            last};
+            last + (shape.kind == kBytesByBlock ? kWalkEnd * ends : 0)};
   };
   const int even = order.tiles() / most * most;
   const WalkPlan all = plan(order.tiles());

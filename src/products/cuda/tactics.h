@@ -17,7 +17,7 @@ struct Tactic {
   int rows, halves, ranks;
 };
 
-constexpr int kNumTactics = 38;
+constexpr int kNumTactics = 39;
 extern const Tactic kTactics[kNumTactics];
 
 // How many tiles that are next to each other read the same weights together.
@@ -40,7 +40,7 @@ struct WalkPlan {
   WalkOrder order;
   double time;
 };
-WalkPlan plan_walk(const ProductShape &shape, int processors);
+WalkPlan plan_walk(const ProductShape &shape, int tile_rows, int processors);
 
 }  // namespace cuda
 }  // namespace dlfp4
