@@ -294,6 +294,8 @@ def outline(x: Parts) -> Tensor | ScaledTensor:
     encoding = Encoding.parse(x.type) if is_format else None
     shape = x.shape if encoding is None or x.scales is None else shape_known(x, encoding)
     if encoding is not None and encoding.prepared is not None and not is_former(x, encoding):
+        if encoding.turned:
+            return outline(x.mT).mT
         proto = describe_quantized(x._replace(shape=shape), encoding)  # what it was prepared of
         per, device = granularity(x, proto), _core._parse_device(device_of(x.data))
         made: ScaledTensor = _core._outline(

@@ -9,6 +9,7 @@ import re
 import pytest
 
 import dlfp4
+from dlfp4.operations import Encoding, Prepared
 
 from ..support.capsules import framework
 
@@ -285,3 +286,19 @@ def test_what_is_described_cannot_be_read():
         with pytest.raises(BufferError, match=re.escape("float32 tensor of shape (2, 3) is described, and has no mem")):
             read()
     assert repr(made) == "Tensor(shape=(2, 3), dtype=float32, device='cpu')"
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp4", "fp8_e4m3"])
+def test_products_by_experts_of_prepared_stacks(name):
+    """Which only a GPU makes; transposed, as products take them."""
+    blocks, code_bytes, scale_bytes, _ = dlfp4._core._size_of_prepared(name, 4 * 256, 128)
+    form = str(Encoding(name, scale_layout="prepared", prepared=Prepared(4 * 256, 128, 8, 1)))
+    scales = on_meta() if name == "fp8_e4m3" else on_meta(blocks, scale_bytes, dtype=torch.uint8)
+    unit = on_meta() if name == "nvfp4" else None
+    data = on_meta(blocks, code_bytes, dtype=torch.uint8)
+    w = dt.Parts(data, scales, unit, form, torch.Size((4, 256, 128)))
+    ends = on_meta(4, dtype=torch.int32)
+    y = dt.grouped_matmul(on_meta(64, 128, dtype=torch.bfloat16), w.mT, ends)
+    assert (y.shape, y.dtype) == ((64, 256), torch.bfloat16)
+    with pytest.raises(ValueError, match=r"\(64, 256\)"):
+        dt.grouped_matmul(on_meta(64, 256, dtype=torch.bfloat16), w.mT, ends)
