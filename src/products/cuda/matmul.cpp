@@ -196,7 +196,7 @@ namespace {
 bool can_count(int64_t rows, int64_t columns, int64_t depth) {
   constexpr int64_t kMost = INT32_MAX - kWalkRows;
   return rows <= kMost && columns <= kMost && depth <= kMost &&
-         divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kWalkRows)) <= kMost;
+         divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kShortWalkRows)) <= kMost;
 }
 
 bool is_tactic(int number, int kind) { return number >= 0 && number < kNumTactics && serves(kTactics[number], kind); }
