@@ -287,9 +287,7 @@ def quantize(
         given = [as_parts(each) for each in results]
         written = listed(axes, given)
         called(OPS.quantize.out, args, out=written)
-        for unit in [each.global_scale for each in given if each.global_scale is not None]:
-            if unit is not written[2] and is_common(unit, written[2]):
-                unit.copy_(written[2])
+        copy_common(given, written)
         return out
     made = quantize_to_bytes(args)
     if FORMAT_ELEMENTS[str(format)] == FP4:
@@ -383,14 +381,25 @@ def listed(axes: list[Any], results: list[Parts]) -> list[torch.Tensor]:
     for axis in sorted(axes, reverse=True):
         result = results[axes.index(axis)]
         parts = [part for part in (*result[:3], result.offsets) if part is not None]
-        shared = len(parts) == 3 and len(found) > 2 and is_common(found[2], parts[2])
+        shared = len(parts) == 3 and len(found) > 2 and is_common(result, found[2])
         found += parts[:2] if shared else parts
     return found
 
 
-def is_common(unit: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two are the global scale of a whole tensor, which is quantized along two axes."""
-    return unit is other or unit.dim() == other.dim() == 0
+def is_common(result: Parts, unit: torch.Tensor) -> bool:
+    """Whether the global scale of a tensor along one axis is that of it along the other: one of all values, which are
+    others along each where they are transformed.
+    """
+    own = result.global_scale
+    return own is unit or (own is not None and own.dim() == unit.dim() == 0 and "hadamard" not in result.type)
+
+
+def copy_common(results: list[Parts], written: list[torch.Tensor]) -> None:
+    """Of tensors along two axes that have memory of their own, fill in the global scale that was written once."""
+    for result in results:
+        unit = result.global_scale
+        if unit is not None and unit is not written[2] and is_common(result, written[2]):
+            unit.copy_(written[2])
 
 
 def dequantize(q: Any, dtype: _DType | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -762,10 +762,10 @@ def test_tensors_along_two_axes_have_memory_of_their_own():
     before = columns.dequantize()
     rows.copy_(dt.quantize(other, "nvfp4"))
     assert torch.equal(columns.dequantize(), before)
-    for axis in ((-1, -2), (-2, -1)):
-        given = dt.quantize(x, "nvfp4", axis=axis)
-        assert dt.quantize(other, "nvfp4", axis=axis, out=given) is given
-        for q, ours in zip(given, dlfp4.quantize(other, "nvfp4", axis=axis), strict=True):
+    for options in ({"axis": (-1, -2)}, {"axis": (-2, -1)}, {"axis": (-1, -2), "hadamard": 3}):
+        given = dt.quantize(x, "nvfp4", **options)
+        assert dt.quantize(other, "nvfp4", **options, out=given) is given
+        for q, ours in zip(given, dlfp4.quantize(other, "nvfp4", **options), strict=True):
             assert same(q, ours)
 
 
