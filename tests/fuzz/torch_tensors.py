@@ -305,9 +305,7 @@ def loaded(held, rng):
     other.load_state_dict(state, assign=rng.random() < 0.5)
     if convention is None:
         Held(other.weight, held.values).check()
-    elif (
-        np.abs(held.values).max() < 1e30
-    ):  # of which some store reciprocals, or biases, which may be larger than values
+    elif np.abs(held.values).max() < 1e30:  # some store reciprocals, or biases that may be larger than values
         near = {"rtol": 1e-5, "atol": 1e-5 * np.abs(held.values).max()}
         assert np.allclose(other.weight.dequantize().numpy(), held.values, **near), convention
 
