@@ -47,7 +47,7 @@ def packed_octets(x):
 def for_jax(x):
     """An operand and, where JAX has no such type, what its bytes are."""
     if isinstance(x, dlfp4.ScaledTensor):  # sums may have the order of strides, which arrays do not keep
-        return dj.ScaledArray.from_tensor(x.mT).mT if is_transpose(x) else dj.ScaledArray.from_tensor(x), None
+        return dj.ScaledArray.from_tensor(x.mT).mT if calls.is_transpose(x) else dj.ScaledArray.from_tensor(x), None
     if isinstance(x, dlfp4.Tensor):
         name = x.dtype.name
         if bits_of(name) < 8 and not x.packed:
@@ -56,11 +56,6 @@ def for_jax(x):
             return jnp.asarray(packed_octets(x)), name
         return jnp.asarray(single(x).view(getattr(ml_dtypes, name, name))), None
     return jnp.asarray(x), None
-
-
-def is_transpose(q):
-    """Whether a matrix is the transpose of the one that lies there."""
-    return q.ndim == 2 and q.axis == -2 and q.data.strides[0] == 1
 
 
 def holds(x):

@@ -296,6 +296,8 @@ def loaded(held, rng):
     """A layer whose weight goes through a state dict, by the names of a convention."""
     rows, columns = held.values.shape
     convention = rng.choice([None, *dlfp4.checkpoints.CONVENTIONS])
+    if rows == 1:  # of which some conventions do not tell the length of groups
+        convention = None
     options = {"format": held.tensor.format, "convention": convention, "bias": rng.random() < 0.5}
     layer, other = (dt.Linear(columns, rows, **options) for _ in range(2))
     if not held.values.size or held.tensor.turned or kind_of(layer.weight) != kind_of(held.tensor):
