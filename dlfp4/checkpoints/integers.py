@@ -302,7 +302,7 @@ def is_symmetric(scales: Tensor, biases: Tensor) -> bool:
     """Whether biases put the middle of codes of 4 bits on zero."""
     wide = (dlfp4.cast(part, "float32").to_device("cpu").to_numpy() for part in (scales, biases))
     worth, bias = wide
-    return bool(np.array_equal(bias, np.float32(-MIDDLE) * worth))
+    return bool(np.array_equal(bias, np.float32(-MIDDLE) * worth, equal_nan=True))
 
 
 def has_four_bits(octets: Tensor, groups: int) -> bool:

@@ -261,6 +261,17 @@ def test_an_encode_scale_is_given_instead_of_a_decode_scale():
         dlfp4.ScaledTensor.from_parts(*parts, format="mxfp4_16", encode_scale=1)
 
 
+def test_mlx_groups_of_nan():
+    """They have a scale of NaN and any codes, which are not looked at."""
+    values = np.random.default_rng(0).standard_normal((1, 128), np.float32)
+    values[0, 100] = np.nan
+    q = dlfp4.quantize(values, "uint4_g32")
+    q.data.view("uint8").to_numpy()[0, 48:] = 0x99
+    back = join_parts(split_parts({"w.weight": q}, "mlx"))["w.weight"]
+    assert isinstance(back, dlfp4.ScaledTensor)
+    assert np.allclose(back.dequantize(), q.dequantize(), rtol=1e-6, equal_nan=True)
+
+
 @pytest.mark.parametrize("convention", ["mlx", None])
 def test_mlx_has_no_global_scale(convention):
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
