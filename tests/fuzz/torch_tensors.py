@@ -293,7 +293,7 @@ def same_bits(found, expected):
 
 def kind_of(q):
     """What a layer's weight and one that it loads have in common."""
-    return q.form, q.scales.dtype
+    return q.form, q.scales.dtype, None if q.global_scale is None else q.global_scale.shape
 
 
 def loaded(held, rng):
