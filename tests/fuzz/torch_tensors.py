@@ -299,7 +299,8 @@ def kind_of(q):
 def loaded(held, rng):
     """A layer whose weight goes through a state dict, by the names of a convention."""
     rows, columns = held.values.shape
-    convention = rng.choice([None, *dlfp4.checkpoints.CONVENTIONS])
+    others = [name for name in dlfp4.checkpoints.CONVENTIONS if name != "mlx"]  # whose bits real codes tell, not any
+    convention = rng.choice([None, *others])
     options = {"format": held.tensor.format, "convention": convention, "bias": rng.random() < 0.5}
     layer, other = (dt.Linear(columns, rows, **options) for _ in range(2))
     if not held.values.size or held.tensor.turned or kind_of(layer.weight) != kind_of(held.tensor):
