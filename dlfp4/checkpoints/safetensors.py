@@ -12,11 +12,12 @@ import json
 import mmap
 import os
 import sys
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from queue import SimpleQueue
 from typing import Any, Self
 
 import dlfp4
@@ -250,6 +251,9 @@ def writing(
 class Background:
     """Writes to a file in a thread of its own, so that the disk works while the processor does.
 
+    Only what is written in C passes between the threads: a signal whose handler raises may leave a lock of
+    ``threading`` or ``concurrent.futures`` taken for good, and the end would wait for it.
+
     Parameters
     ----------
     descriptor : int
@@ -261,19 +265,30 @@ class Background:
     PIECE = 1 << 30  # bytes; Linux writes no more than 2 GiB at a time
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.thread = descriptor, ThreadPoolExecutor(1)
-        self.waiting: deque[tuple[Future[None], int]] = deque()
+        self.descriptor = descriptor
+        self.asked: SimpleQueue[tuple[memoryview, int] | None] = SimpleQueue()
+        self.done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self.ended: SimpleQueue[None] = SimpleQueue()
+        self.waiting: deque[int] = deque()  # bytes of each call that is not known to be done
         self.ahead = self.unsynced = 0
+        self.is_started = self.is_cancelled = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.thread.shutdown(wait=True, cancel_futures=True)
+        self.is_cancelled = True
+        self.asked.put(None)
+        if self.is_started:
+            self.ended.get()
 
     def write(self, octets: memoryview, start: int) -> None:
         """Write bytes at a position, soon; OSError of an earlier call is raised here."""
-        self.waiting.append((self.thread.submit(self.write_now, octets, start), len(octets)))
+        if not self.is_started:
+            start_new_thread(self.work, ())
+            self.is_started = True
+        self.asked.put((octets, start))
+        self.waiting.append(len(octets))
         self.ahead += len(octets)
         self.wait(self.AHEAD)
 
@@ -284,9 +299,29 @@ class Background:
     def wait(self, most: int) -> None:
         """Wait until no more bytes than that are to be written, with -1 until no call is left."""
         while self.waiting and self.ahead > most:
-            future, size = self.waiting.popleft()
-            future.result()
-            self.ahead -= size
+            error = self.done.get()
+            self.ahead -= self.waiting.popleft()
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # whose traceback has this frame
+
+    def work(self) -> None:
+        """What the thread does until None comes."""
+        try:
+            while (asked := self.asked.get()) is not None:
+                self.done.put(None if self.is_cancelled else self.attempt(*asked))
+        finally:
+            self.ended.put(None)
+
+    def attempt(self, octets: memoryview, start: int) -> BaseException | None:
+        """Write, and return what is raised."""
+        try:
+            self.write_now(octets, start)
+        except BaseException as error:  # noqa: BLE001 (raised where the call is waited for)
+            return error
+        return None
 
     def write_now(self, octets: memoryview, start: int) -> None:
         """Write bytes at a position."""
