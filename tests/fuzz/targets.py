@@ -369,7 +369,8 @@ TARGETS = {
 if GGUF:
     TARGETS["gguf"] = gguf
 for name, module in OF_FRAMEWORKS.items():
-    if find_spec(name.partition("_")[0]):
+    # By PyTorch eager functions multiply what the host's kernels do not, and JAX's do.
+    if find_spec(name.partition("_")[0]) and find_spec("torch"):
         TARGETS[name] = of_framework(module, name)
 
 
