@@ -312,6 +312,7 @@ class Background:
         try:
             while (asked := self.asked.get()) is not None:
                 self.done.put(None if self.is_cancelled else self.attempt(*asked))
+                del asked  # the tensor's memory is free while the next one is waited for
         finally:
             self.ended.put(None)
 
