@@ -13,6 +13,7 @@ from dlfp4._core import (
     ScaledTensor,
     Tensor,
     _buffers_of,
+    _copied,
     _home_of,
     _parse_integer,
     _with_encode_scale,
@@ -60,7 +61,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     Returns
     -------
     ScaledTensor
-        With linear scales, and a :class:`Receipt`.
+        With linear scales, and a :class:`Receipt`. It has memory of its own, also where it is made of one tensor.
 
     Raises
     ------
@@ -95,7 +96,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     given = [each for each in given if each.shape[along]] or given[:1]  # what is empty there adds nothing
     check_borders(given, along)
     if len(given) == 1:
-        return _with_receipt(given[0], all_exact(count_blocks(given[0])))
+        return _with_receipt(_copied(given[0]), all_exact(count_blocks(given[0])))
     bare = [_with_hadamard(each, None) for each in given]
     if has_own_units(given, along):
         joined, receipt = under_own_units(bare, along)
@@ -246,22 +247,38 @@ def have_equal_scales(given: Sequence[ScaledTensor]) -> bool:
 def join(
     given: Sequence[ScaledTensor], along: int, unit: Tensor | None, encode_scale: Tensor | None = None
 ) -> ScaledTensor:
-    """Copy parts into one tensor's, which has the global scale `unit`."""
+    """Copy parts into one tensor's, which has the global scale `unit`. What all have alike is copied, too: the given
+    tensors may be written to.
+    """
     first = given[0]
     extent = sum(each.shape[along] for each in given)
     shape = (*first.shape[:along], extent, *first.shape[along + 1 :])
     buffers = _buffers_of(shape, first.format, first.axis, "linear", True, first.scales.dtype.name)
     data = empty(buffers[0].shape, buffers[0].dtype, device=_home_of(first))
     place([each.data for each in given], data, given, along)
-    scales, shared = first.scales, first.format.scales_lines and lengthens(first, along)
-    if scales.ndim and not shared:
+    if not first.scales.ndim or (first.format.scales_lines and lengthens(first, along)):
+        scales = first.scales.copy()
+        offsets = {name: part.copy() for name, part in offset_parts(first).items()}
+    else:
         scales = empty(buffers[1].shape, buffers[1].dtype, device=_home_of(first))
         place([each.scales for each in given], scales, given, along)
-    offsets = offset_parts(first) if shared else join_offsets(given, along, buffers[1].shape)
+        offsets = join_offsets(given, along, buffers[1].shape)
     made = ScaledTensor.from_parts(
-        data, scales, unit, format=first.format, axis=first.axis, shape=shape, hadamard=first.hadamard, **offsets
+        data,
+        scales,
+        own(unit),
+        format=first.format,
+        axis=first.axis,
+        shape=shape,
+        hadamard=first.hadamard,
+        **offsets,
     )
-    return encoded(made, encode_scale)
+    return encoded(made, own(encode_scale))
+
+
+def own(unit: Tensor | None) -> Tensor | None:
+    """A copy of a global scale, if there is one."""
+    return None if unit is None else unit.copy()
 
 
 def encoded(q: ScaledTensor, encode_scale: Tensor | None) -> ScaledTensor:
@@ -333,7 +350,8 @@ def under_own_units(given: Sequence[ScaledTensor], along: int) -> tuple[ScaledTe
             f"{summary(first)} has one global scale for each line, and the tensors' differ: join the values of "
             f".dequantize()"
         )
-    return join(given, along, asarray(numbers[0]).to_device(_home_of(first))), all_exact(sum(map(count_blocks, given)))
+    unit = asarray(numbers[0]).to_device(_home_of(first))
+    return join(given, along, unit, common_encode_scale(given)), all_exact(sum(map(count_blocks, given)))
 
 
 def matrix_by_matrix(given: Sequence[ScaledTensor], along: int) -> tuple[ScaledTensor, Receipt]:
@@ -377,10 +395,9 @@ def numbers_of(unit: Tensor | None, count: int) -> Array:
 
 def common_encode_scale(given: Sequence[ScaledTensor]) -> Tensor | None:
     """That by which the global scale of all tensors goes; None where they have none, or several."""
-    found = given[0].encode_scale
-    if found is None or any(q.encode_scale is None or q.encode_scale.item() != found.item() for q in given):
-        return None
-    return found
+    scales = [q.encode_scale for q in given]
+    bits = {None if each is None else each.to_device("cpu").to_numpy().tobytes() for each in scales}
+    return scales[0] if len(bits) == 1 else None
 
 
 # ---- One scale for all

@@ -14,9 +14,7 @@ from dlfp4.torch.scaled_tensor import (
     ScaledTensor,
     described,
     implements,
-    mapped,
     owner_among,
-    present,
     restore,
     turn,
 )
@@ -83,14 +81,7 @@ def joined(
             f"rows; dlfp4.concatenate and dlfp4.stack round"
         )
     q = ScaledTensor.from_dlfp4(made, reduce(torch.promote_types, [x.dtype for x in quantized]))
-    q = with_own_memory(q, quantized)
     return turn(q) if lies else q
-
-
-def with_own_memory(q: ScaledTensor, others: Sequence[ScaledTensor]) -> ScaledTensor:
-    """A tensor without the memory of others, which may be written to: dlfp4's share a scale that all have."""
-    theirs = {part.data_ptr() for x in others for part in present(x).values()}
-    return mapped(q, lambda part: part.clone() if part.data_ptr() in theirs else part)
 
 
 def blocks_rounded(q: Scaled) -> str:

@@ -118,6 +118,27 @@ def test_vectors_and_ragged_ends():
     assert values(q).tobytes() == values(dlfp4.quantize(x, "nvfp4", global_scale=1.0, pad=True)).tobytes()
 
 
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_16x16", "mxfp4", "fp8_e4m3", "fp8_row", "uint4_row", "int4_g32"])
+def test_what_is_joined_shares_no_memory(name):
+    """Also the scales that all have, and what is made of one tensor."""
+    other = 8 * NORMAL[1:3]
+    for join in (
+        lambda q: dlfp4.concatenate([q]),
+        lambda q: dlfp4.concatenate([q, q]),
+        lambda q: dlfp4.concatenate([q, q], -1),
+        lambda q: dlfp4.concatenate([q, q[..., :0]], -1),
+        lambda q: dlfp4.concatenate([q[1], q[1]]),
+        lambda q: dlfp4.stack([q]),
+        lambda q: dlfp4.stack([q, q]),
+        lambda q: dlfp4.stack([q[0], q[0]]),
+    ):
+        q = dlfp4.quantize(NORMAL[:2], name)
+        joined = join(q)
+        before = values(joined).tobytes()
+        dlfp4.quantize(other, name, out=q)
+        assert values(joined).tobytes() == before
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_stack(name):
     parts = [dlfp4.quantize(x, name) for x in NORMAL]
@@ -397,6 +418,16 @@ def test_encode_scales_stay():
         assert (q[k].encode_scale.shape, q[k].encode_scale.item()) == ((), numbers[k])
     assert q[1:3].encode_scale.tolist() == numbers[1:3].tolist()
     assert q[:, :, 128:].encode_scale.tolist() == numbers.tolist()
+    for joined in (dlfp4.concatenate([q]), dlfp4.concatenate([experts[0], experts[0]])):
+        assert joined.encode_scale.data_ptr not in {each.encode_scale.data_ptr for each in (q, experts[0])}
+
+
+def test_encode_scales_of_longer_rows_stay():
+    numbers = np.linspace(1, 3, 256, dtype=F)
+    q = encoded(dlfp4.quantize(NORMAL[0], "nvfp4"), numbers)
+    joined = dlfp4.concatenate([q[:, :128], q[:, 128:]], 1)
+    assert joined.encode_scale.tolist() == numbers.tolist()
+    assert values(joined).tobytes() == values(q).tobytes()
 
 
 # ---- Mistakes

@@ -511,6 +511,14 @@ def _set_transcoder(function):
     TRANSCODER[0] = function
 
 
+def _copied(ScaledTensor self):
+    """The same tensor in memory of its own."""
+    cdef ScaledTensor result = change_parts(self, lambda part: part.copy())
+    if self.encode_scale is not None:
+        result.encode_scale = self.encode_scale.copy()
+    return result
+
+
 def _with_receipt(ScaledTensor self, receipt):
     """The same tensor, and what became of the one that it was made of."""
     cdef ScaledTensor result = another(self)
