@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Container, Iterable
 from numbers import Real
 from typing import Any
+
+# Of four letters one may be wrong. Of three, each makes another name: who says "gpu" does not mean "cpu".
+LEAST_LIKENESS = 0.75
 
 
 def is_one_of(given: object, choices: Container[Any]) -> bool:
@@ -16,11 +20,17 @@ def is_one_of(given: object, choices: Container[Any]) -> bool:
 def did_you_mean(given: object, names: Iterable[str]) -> str:
     """A suffix for an error message about an unknown name: the nearest name, or "" where none is near."""
     known = list(names)
-    near = difflib.get_close_matches(given, known, len(known) or 1) if isinstance(given, str) else ()
+    near = close_to(given, known) if isinstance(given, str) and given and known else ()
     if not near:
         return ""
     best = max(near, key=lambda name: (likeness(str(given), name), -known.index(name)))  # of equal ones the first
     return f"; did you mean {best!r}?"
+
+
+def close_to(given: str, known: list[str]) -> list[str]:
+    """The names of which the given one is a word, such as "e3m4" of "float8_e3m4", or else those that look like it."""
+    word = re.compile(rf"(?<![^\W_]){re.escape(given)}(?![^\W_])")
+    return list(filter(word.search, known)) or difflib.get_close_matches(given, known, len(known), LEAST_LIKENESS)
 
 
 def likeness(given: str, name: str) -> float:

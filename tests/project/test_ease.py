@@ -231,6 +231,10 @@ def test_element_types_by_what_people_call_them(alias, name):
         ("flaot32", "did you mean 'float32'"),
         ("float8_e4m3f", "did you mean 'float8_e4m3fn?'"),
         ("torch.bfloat", "did you mean 'bfloat16'"),
+        ("e4m3fnuz", "did you mean 'float8_e4m3fnuz'"),
+        ("e3m4", "did you mean 'float8_e3m4'"),
+        ("float4", "did you mean 'float4_e2m1fn'"),
+        ("nf4", "bcomplex32$"),
     ],
 )
 def test_element_types_that_are_none_say_what_was_meant(wrong, hint):
@@ -249,11 +253,38 @@ def test_element_types_that_are_none_say_what_was_meant(wrong, hint):
         (lambda x: dlfp4.cast(x, "float16", rounding="to_zero"), "toward_zero"),
         (lambda x: dlfp4.empty((2,), "float32", device="cdua"), "cuda"),
         (lambda x: dlfp4.matmul(x, x.T, backend="tortch"), "torch"),
+        (lambda x: dlfp4.quantize(x, "mxfp8"), "mxfp8_e4m3"),
     ],
 )
 def test_other_names_that_are_none(call, hint):
     with pytest.raises(ValueError, match=f"did you mean '{hint}'"):
         call(values((32, 32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("xpu", "DLPack's name is 'oneapi'"),
+        ("mps:0", "DLPack's name is 'metal'"),
+        ("meta", "is no memory"),
+        ("mtia", ""),
+    ],
+)
+def test_devices_of_other_libraries_are_not_misspelt(name, told):
+    """`torch.device` takes these names; DLPack has others, or no such device."""
+    for device in (name, capsules.framework("torch").device(name)):
+        with pytest.raises(ValueError, match=f"is unknown.*{told}") as caught:
+            dlfp4.empty((2,), "float32", device=device)
+        assert "did you mean" not in str(caught.value)
+
+
+def test_what_is_no_misspelt_name():
+    """It is a name of something else: a device, an integer of another length."""
+    q = dlfp4.quantize(values((2, 32)), "mxfp4")
+    for call in (lambda: q.to("cpu"), lambda: dlfp4.quantize(values((2, 32)), "int8"), lambda: dlfp4.Device("hpu")):
+        with pytest.raises(ValueError, match="expected") as caught:
+            call()
+        assert "did you mean" not in str(caught.value)
 
 
 FLAGS = {

@@ -21,6 +21,22 @@ class DriverError(RuntimeError):
     """A call of the CUDA driver failed; the message holds its name and number."""
 
 
+# What others call devices, and DLPack's names of them; "" where it has none. They are not misspelt.
+cdef dict OTHER_NAMES = {
+    "gpu": "cuda", "hip": "rocm", "host": "cpu", "mps": "metal", "mtia": "", "npu": "ascend", "xpu": "oneapi",
+}
+
+
+cdef str remedy_of_device(str type):
+    """What the caller may have meant by a name that is no device type of DLPack's."""
+    if type == "meta":
+        return "; PyTorch's 'meta' is no memory: name the device on which it shall lie, as 'cpu'"
+    name = OTHER_NAMES.get(type)
+    if name is None:
+        return did_you_mean(type, DEVICE_CODES)
+    return f"; DLPack's name is {name!r}" if name else ""
+
+
 @cython.final
 cdef class Device:
     """Where a tensor lies: DLPack's device type and the index of the device.
@@ -43,10 +59,8 @@ cdef class Device:
             if colon and digits.isdecimal():
                 type, index = name, int(digits)
         if type not in DEVICE_CODES:
-            meant = ("; PyTorch's 'meta' is no memory: name the device on which it shall lie, as 'cpu'"
-                     if type == "meta" else did_you_mean(type, DEVICE_CODES))
             raise ValueError(f"device type {type!r} is unknown; expected one of {', '.join(DEVICE_CODES)}; with an "
-                             f"index 'cuda:0', or Device('cuda', 0){meant}")
+                             f"index 'cuda:0', or Device('cuda', 0){remedy_of_device(type)}")
         number = parse_integer(index, "index")
         if not 0 <= number <= MOST_INDEX:
             raise ValueError(f"device index {number} of {type!r}: expected 0 to {MOST_INDEX}")
