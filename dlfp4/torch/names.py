@@ -94,10 +94,15 @@ def with_memory(q: ScaledTensor) -> ScaledTensor:
 
 def own_names(name: str, q: ScaledTensor) -> dict[str, str]:
     """What the parts of a tensor are called where there is no convention: as in dlfp4's own files."""
-    zero_points, biases = (f"{name}_{kind}" for kind in native.OFFSETS)
+    zero_points, biases = offset_names(name)
     names = dict(zip(("elements", "scales", "global_scale"), OWN.parts(name), strict=True))
     names["offsets"] = biases if q.encoding.offsets in FLOATS else zero_points
     return {kind: part for kind, part in names.items() if kind in present(q)}
+
+
+def offset_names(name: str) -> list[str]:
+    """What its zero points and its biases are called there."""
+    return [f"{name}_{kind}" for kind in native.OFFSETS]
 
 
 def own_parts(q: ScaledTensor, turned: bool) -> dict[str, torch.Tensor]:
@@ -124,12 +129,14 @@ def join(
     metadata: Any,  # noqa: ARG001  (a place among arguments)
     strict: bool,  # noqa: ARG001
     missing: list[str],
-    *_: Any,
+    unexpected: list[str],  # noqa: ARG001
+    errors: list[str],
 ) -> None:
     """Called before a module takes its tensors from a state dict: parts become quantized tensors.
 
     Of a tensor without parts PyTorch sees one name missing. Safetensors' ``load_model``, which looks for all that its
-    file has left out of tied weights, has to see the others, too.
+    file has left out of tied weights, has to see the others, too. Of parts that do not fit PyTorch would compare the
+    shape of codes with that of values: such a tensor stays what it is, and `errors` says why.
     """
     for name, own in {**quantized_in(module), **divided_in(module)}.items():
         key = prefix + name
@@ -147,9 +154,38 @@ def join(
                 del state[part]
             state[key] = divided(whole, own)
         elif not is_whole:
-            missing += [part for part in split_one(key, target, convention) if part != key and part not in state]
+            expected = split_one(key, target, convention)
+            missing += [part for part in expected if part != key and part not in state]
+            if told := why_unfit(key, state, expected):
+                errors.append(
+                    f"{told}, for {target.format} of shape {tuple(target.shape)}: quantize the layer as the weight "
+                    f"was, by the same format and recipe, or load a ScaledTensor as {key}"
+                )
+                for part in own_parts_in(key, state) | (expected.keys() & state.keys()):
+                    del state[part]
+                state[key] = own
     state.pop(prefix + MARK, None)
     forget_marker(module, state)
+
+
+def own_parts_in(key: str, state: Mapping[str, Any]) -> set[str]:
+    """The names in a state dict that our own parts of a tensor have, of whatever format."""
+    return {*OWN.parts(key), *offset_names(key)} & state.keys()
+
+
+def why_unfit(key: str, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> str:
+    """How the parts of a tensor differ from those that were expected; "" where there are no codes."""
+    codes = state.get(key)
+    if codes is None or key not in expected or (codes.dtype.is_floating_point and codes.itemsize > 1):
+        return ""
+    names = dict.fromkeys([*expected, *sorted(own_parts_in(key, state))])
+    pairs = {name: (in_words(state.get(name)), in_words(expected.get(name))) for name in names}
+    return "; ".join(f"{name} is {own}, expected {other}" for name, (own, other) in pairs.items() if own != other)
+
+
+def in_words(part: torch.Tensor | None) -> str:
+    """The type and the shape of a part."""
+    return "absent" if part is None else f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
 
 
 def forget_marker(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:  # noqa: ARG001
@@ -171,7 +207,7 @@ def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[
     source = plain(turn(target) if target.turned else target)
     names, own = own_names(key, source), own_parts(source, target.turned)
     parts = {kind: without_pairs(state[part]) for kind, part in names.items() if part in state}
-    if len(parts) < len(names):
+    if len(parts) < len(names) or own_parts_in(key, state) - {*names.values()}:  # beside which codes mean others
         return None
     if all((part.shape, part.dtype) == (own[kind].shape, own[kind].dtype) for kind, part in parts.items()):
         made = like(source, {kind: part.flatten(0, -2) if part.dim() > 2 else part for kind, part in parts.items()})

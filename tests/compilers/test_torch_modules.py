@@ -289,6 +289,36 @@ def test_rows_that_are_one_group(format, convention, depth):
     assert torch.equal(second[0].weight.dequantize(), first[0].weight.dequantize())
 
 
+ROWS = dlfp4.Recipe(global_scale_per="row")
+UNFIT = {  # the format of a layer, how a weight was quantized, and what differs
+    "a scale a row": ("nvfp4", ("nvfp4", ROWS), r"weight_scale_2 is float32 \(32,\), expected float32 \(\), for nvfp4"),
+    "16-bit scales": (
+        "int4_g32", ("int4_g32", dlfp4.Recipe(scale_dtype="bfloat16")),
+        r"weight_scale is bfloat16 \(32, 2\), expected float32 \(32, 2\), for int4_g32",
+    ),
+    "other groups": ("int4_g32", ("int4_g64", None), r"weight_scale is float32 \(32, 1\), expected float32 \(32, 2\)"),
+    "no zero points": ("uint4_g32", ("int4_g32", None), r"weight_zero_points is absent, expected uint8 \(32, 2\)"),
+    "zero points": ("int4_g32", ("uint4_g32", None), r"weight_zero_points is uint8 \(32, 2\), expected absent"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNFIT)
+@pytest.mark.parametrize("strict", [True, False])
+def test_parts_that_do_not_fit_are_named(what, strict):
+    """And nothing is loaded: PyTorch itself would compare the shape of codes with that of values."""
+
+    def layer(format, recipe=None):
+        return dt.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 32)), format, recipe=recipe, include="*")
+
+    own, other, told = UNFIT[what]
+    loads = layer(own)
+    before = loads[0].weight.dequantize()
+    with pytest.raises(RuntimeError, match=rf"0\.{told}.* by the same format and recipe, or load a Sc") as caught:
+        loads.load_state_dict(layer(*other).state_dict(), strict=strict)
+    assert not any(word in str(caught.value) for word in ("Unexpected", "mismatch"))
+    assert torch.equal(loads[0].weight.dequantize(), before)
+
+
 @pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
 @pytest.mark.parametrize("way", ["assign", "to_empty"])
 def test_models_without_values(convention, format, way):
