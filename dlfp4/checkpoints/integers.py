@@ -29,6 +29,8 @@ FLOAT_SCALES = ("float32", "bfloat16", "float16")
 MIDDLE = 8  # the zero point of symmetric codes
 IN_WORD = 8  # codes of a word
 BOTH = 0x88  # turns the codes of a byte from int4 to uint4, and back
+MOST_CODE, MOST_CODE_OF_TWO = 15, 3  # of 4 bits and of 2
+LEAST_STEPS, MOST_STEPS = 4.7, 44.0  # between 3 and 7.5, and between 15 and 127.5, as far from both by their ratio
 SAMPLE = 1 << 20  # words that tell how many bits MLX's codes have
 
 
@@ -295,7 +297,38 @@ def read_mlx(parts: Found) -> ScaledTensor | None:
     q = make("uint4", octets, parts["scales"], biases=biases)
     if q is None or q.format.scales_lines:
         return None
-    return q if is_symmetric(parts["scales"], biases) or has_four_bits(octets, parts["scales"].shape[-1]) else None
+    steps = steps_to_zero(parts["scales"], biases)
+    fits = are_zero_points(steps) or (are_of_four_bits(steps) and has_four_bits(octets, parts["scales"].shape[-1]))
+    return q if fits else None
+
+
+def steps_to_zero(scales: Tensor, biases: Tensor) -> Array:
+    """How many scales lie between zero and the value of code 0, of groups in which this is a number. MLX has a group's
+    largest magnitude on code 0, so that they tell how many codes there are.
+    """
+    worth, bias = (
+        dlfp4.cast(part, "float32").to_device("cpu").to_numpy().astype(np.float64) for part in (scales, biases)
+    )
+    counts = np.isfinite(worth) & np.isfinite(bias) & ((worth != 0) | (bias != 0))
+    with np.errstate(divide="ignore"):
+        steps: Array = -bias[counts] / worth[counts]
+    return steps
+
+
+def are_zero_points(steps: Array) -> bool:
+    """Whether all are zero points of 4 bits, and not all of 2: as we write them, or who had them. MLX itself makes
+    quotients that are rounded.
+    """
+    whole = (steps == np.rint(steps)) & (steps >= 0) & (steps <= MOST_CODE)
+    return bool(whole.all() and (not steps.size or steps.max() > MOST_CODE_OF_TWO))
+
+
+def are_of_four_bits(steps: Array) -> bool:
+    """Whether they are those of 4 bits for the most part: 7.5 to 15 where a group has both signs, and 1.5 to 3 of 2
+    bits, 127.5 to 255 of 8.
+    """
+    sizes = np.abs(steps[steps != 0])
+    return not sizes.size or LEAST_STEPS <= float(np.median(sizes)) <= MOST_STEPS
 
 
 def is_symmetric(scales: Tensor, biases: Tensor) -> bool:

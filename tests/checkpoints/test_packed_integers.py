@@ -125,11 +125,27 @@ def test_mlx(group, format):
 def test_mlx_of_other_bits_stays_in_parts(bits):
     """The shapes are those of other groups of 4 bits."""
     mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
-    x = np.random.default_rng(0).normal(size=(64, 512)).astype(F)
-    for group in (32, 64, 128):
-        arrays = [np.array(part) for part in mx.quantize(mx.array(x), group_size=group, bits=bits)]
-        parts = dict(zip(("w.weight", "w.scales", "w.biases"), arrays, strict=True))
-        assert not any(isinstance(part, ScaledTensor) for part in join_parts(parts).values())
+    rng = np.random.default_rng(0)
+    for x in (rng.normal(size=(64, 512)), rng.uniform(-1, 1, size=(64, 512))):
+        for group in (32, 64, 128):
+            arrays = [np.array(part) for part in mx.quantize(mx.array(x.astype(F)), group_size=group, bits=bits)]
+            parts = dict(zip(("w.weight", "w.scales", "w.biases"), arrays, strict=True))
+            assert not any(isinstance(part, ScaledTensor) for part in join_parts(parts).values())
+            for row in range(64):  # of a few groups each may have a code that looks like one of 4 bits
+                some = {name: part[row : row + 1, : part.shape[1] // 2] for name, part in parts.items()}
+                assert not any(isinstance(part, ScaledTensor) for part in join_parts(some).values())
+
+
+def test_arbitrary_codes_come_back_from_mlx():
+    """Their zero points say that they have 4 bits, where codes do not: not each group has a code 0."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(1, 16, (8, 256), dtype=np.uint8).astype(ml_dtypes.uint4)
+    scales = native_cast(rng.normal(size=(8, 4)).astype(F), "bfloat16").astype(F)
+    zeros = rng.integers(0, 16, (8, 4), dtype=np.uint8)
+    q = ScaledTensor.from_parts(codes, scales, format="uint4_g64", zero_points=zeros)
+    back = join_parts(split_parts({"w.weight": q}, "mlx"))["w.weight"]
+    assert back.format == q.format
+    assert back.dequantize().tolist() == q.dequantize().tolist()
 
 
 def test_zero_points_become_biases_where_these_are_exact():
