@@ -511,8 +511,7 @@ def _named_recipe(format: Format, name: str) -> Recipe:
     if found is None:
         takes = [each for each in RECIPES if _row_of(each, format) is not None]
         raise ValueError(
-            f"recipe={name!r} is for {_users_of(name)}; {format} takes {', '.join(takes)}: name one of these, leave "
-            f"recipe out, or give Recipe(...)"
+            f"recipe={name!r} is for {_users_of(name)}; {format} takes {', '.join(takes)}: name one of these, or none"
         )
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import sys
 from collections import Counter
@@ -24,8 +25,20 @@ from dlfp4.checkpoints.folders import Outcome, Report
 from dlfp4.checkpoints.models import Files
 from dlfp4.checkpoints.names import listed
 from dlfp4.checkpoints.quantizing import quantize_model
+from dlfp4.checkpoints.roles import FLAG
 from dlfp4.parsing import printable
 from dlfp4.tables import in_columns
+
+# Arguments of the functions as their messages have them: flags, patterns that are missing, values.
+FLAGS = re.compile(rf"\b{FLAG}(embeddings|heads|routers)\b")
+INCLUDE = re.compile(r"; include(?= names it)")
+VALUES = re.compile(r"\b(include|exclude|recipe|axis)=(?=['\"\d-])")
+
+
+def in_options(message: str) -> str:
+    """A message of the functions in the words of the command line, which has options for their arguments."""
+    named = FLAGS.sub(r"--include-\1", INCLUDE.sub("; --include", message))
+    return VALUES.sub(r"--\1 ", named)
 
 
 def quantize(source: str, target: str, *, jobs: int, **options: Any) -> int:
@@ -58,7 +71,7 @@ def show(
         print(f"{error} The same command continues where this one ended.", file=sys.stderr)
         return 1
     except (OSError, ValueError, ModuleNotFoundError) as error:
-        print(printable(str(error)), file=sys.stderr)
+        print(printable(in_options(str(error))), file=sys.stderr)
         return 1
     lines = [*before(outcomes), *reasons(outcomes), *left, f"{target}: {total(outcomes)}"]
     print("\n".join(map(printable, lines)))
@@ -145,7 +158,7 @@ def reasons(outcomes: Sequence[Outcome]) -> list[str]:
     for outcome in outcomes:
         if outcome.reason:
             named.setdefault((outcome.format or "kept", outcome.reason), []).append(outcome.name)
-    return [f"{what}: {reason}: {listed(names)}" for (what, reason), names in named.items()]
+    return [f"{what}: {in_options(reason)}: {listed(names)}" for (what, reason), names in named.items()]
 
 
 def sum_up(outcomes: Sequence[Outcome]) -> str:

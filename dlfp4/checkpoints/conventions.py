@@ -541,7 +541,9 @@ def as_powers(name: str, scales: Tensor) -> Tensor:
     stored = dlfp4.cast(scales, "float8_e8m0fnu")
     before, after = (dlfp4.cast(each, "float32").to_device("cpu").to_numpy() for each in (scales, stored))
     if (before != after).any():
-        raise ValueError(f"{name} has scales that are no powers of two, but e8m0 stores them; quantize with pow2=True")
+        raise ValueError(
+            f"{name} has scales that are no powers of two, but e8m0 stores them; quantize with recipe='deepseek-ue8m0'"
+        )
     return stored
 
 

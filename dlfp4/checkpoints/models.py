@@ -248,8 +248,8 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
         for name in names:
             if name in places and name != MARKER:  # which says of each file what it holds
                 raise ValueError(
-                    f"{name} is doubled: it lies in {places[name]} and in {path}; give the list of the files that "
-                    f"belong together"
+                    f"{name} is doubled: it lies in {places[name]} and in {path}; leave out the one that does not "
+                    f"belong to the model"
                 )
             places[name] = path
     if files.index is None:
@@ -265,7 +265,7 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
         renamed = "; were they renamed?" if wrong and unknown else ""
         raise ValueError(
             f"{files.index} does not fit its files: {'; '.join(map(listed, filter(None, (wrong, unknown))))}{renamed}; "
-            "give the list of the files to read what they hold"
+            "take the index away, or give the list of the files, to read what they hold"
         )
 
 

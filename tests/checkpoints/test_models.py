@@ -186,7 +186,7 @@ def test_a_gguf_file_is_called_one(tmp_path):
             rename_a_scale,
             r"up.weight_scale is missing in .*; up.weight_scales of .*model-00002\S* is not in the index; were they",
         ),
-        (double_a_tensor, r"bias is doubled: it lies in .*model-00001\S* and in .*model-00002\S*; give the list"),
+        (double_a_tensor, r"bias is doubled: it lies in .*model-00001\S* and in .*model-00002\S*; leave out the one"),
         (move_a_tensor, r"up.weight_scale is missing in .*model-00002\S*, it lies in .*model-00001"),
         (add_an_index, r"has several indices, model.safetensors.index.json, other.safetensors.index.json"),
         (damage_a_file, r"model-00002-of-00002.safetensors is no safetensors file, or damaged"),

@@ -131,7 +131,15 @@ def test_bar_on_a_terminal(source, target):
             "nvfp4 takes nvidia, transformer-engine, flashinfer, modelopt, compressed-tensors, mlx",
         ),
         (["--format", "nvfp4", "--convention", "gpt-oss"], 1, "gpt-oss stores no nvfp4; it has mxfp4"),
-        (["--format", "nvfp4", "--include", "*.weigth"], 1, "include='*.weigth' matches no tensor of"),
+        (["--format", "nvfp4", "--recipe", "ocp"], 1, "--recipe 'ocp' is for mx formats; "),
+        (["--format", "nvfp4", "--include", "*.weigth"], 1, "--include '*.weigth' matches no tensor of"),
+        (["--format", "nvfp4", "--exclude", "re:("], 1, "--exclude 're:(' is no regular expression"),
+        (["--format", "nvfp4", "--include", "bias"], 1, "--include 'bias' chooses nothing, as what it matches is kept"),
+        (
+            ["--format", "fp8_128x128", "--recipe", "deepseek", "--convention", "deepseek-v4"],
+            1,
+            "e8m0 stores them; quantize with --recipe 'deepseek-ue8m0'",
+        ),
     ],
 )
 def test_mistakes_are_named(source, target, arguments, status, message):
@@ -140,6 +148,23 @@ def test_mistakes_are_named(source, target, arguments, status, message):
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not target.exists()
+
+
+def test_remedies_are_options(tmp_path, target):
+    """In Python the same words are arguments."""
+    names = ("lm_head.weight", "model.embed_tokens.weight", "mlp.experts.weight", "mlp.gates", "up.weight")
+    x = np.ones((64, 64), np.float32)
+    checkpoints.save(tmp_path / "model", {name: x[None] if "experts" in name else x for name in names})
+    result = command_line("quantize", tmp_path / "model", "--format", "mxfp4", "-o", target)
+    assert result.returncode == 0, result.stderr
+    for remedy in (
+        "kept: output head; --include-heads quantizes it: lm_head.weight",
+        "kept: embedding; --include-embeddings quantizes it: model.embed_tokens.weight",
+        "kept: not called a weight; --include names it: mlp.gates",
+        "mxfp4: taken as (experts, out, in); --axis -2 if it is (experts, in, out): mlp.experts.weight",
+    ):
+        assert remedy in result.stdout.splitlines()
+    assert not re.search(r"include_|axis=", result.stdout)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def _refuse_hadamard(ScaledTensor self, who):
     """ValueError where a tensor was transformed, which `who` cannot say."""
     if self.rotation:
         raise ValueError(f"{summary_of(self)} stands for values before a Hadamard transform, which {who} does not "
-                         f"know; quantize .dequantize() without it")
+                         f"know; quantize the values themselves")
 
 
 cdef int check_rotated(ScaledTensor self) except -1:
