@@ -1,4 +1,4 @@
-"""What tests of whole models begin with."""
+"""Where tests keep a file or a model, and what tests of whole models begin with."""
 
 import json
 
@@ -34,3 +34,8 @@ def model(tmp_path):
 @pytest.fixture
 def target(tmp_path):
     return tmp_path / "out"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
