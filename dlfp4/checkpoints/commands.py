@@ -127,7 +127,7 @@ def inspect(source: str, *, as_json: bool) -> int:
 def left_over(files: Files) -> list[str]:
     """Lines that name what is not carried over: files of weights, and what is no file."""
     what = {"they hold other weights": folders.left_out(files), "they are no files": folders.no_files(files)}
-    return [f"not carried over, as {reason}: {models.listed(names)}" for reason, names in what.items() if names]
+    return [f"not carried over, as {reason}: {listed(names)}" for reason, names in what.items() if names]
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from dlfp4.checkpoints.activations import Respelling, respelled
 from dlfp4.checkpoints.folders import Outcome, Report, Tick
 from dlfp4.checkpoints.models import Files, ModelPath, Shard
 from dlfp4.checkpoints.names import errors_of
-from dlfp4.checkpoints.roles import is_packed
+from dlfp4.checkpoints.roles import holds_codes
 from dlfp4.files import as_path
 from dlfp4.spellings import CONVENTIONS
 from dlfp4.suggest import is_one_of
@@ -308,7 +308,7 @@ def renewed(name: str, x: ScaledTensor, convention: str, changes: Mapping[str, s
         return x, outcome
     if len(x.shape) > 2:
         outcome = replace(outcome, reason=conventions.why_no_stack(convention))
-    x = as_rows(x)
+    x = x.with_scale_layout("linear")  # conventions lay scales out themselves
     other = changes.get(x.format.name)
     if other is not None and (x.ndim == 2 or x.format.has_integers):
         return transcoded(x, other, outcome)
@@ -317,7 +317,7 @@ def renewed(name: str, x: ScaledTensor, convention: str, changes: Mapping[str, s
 
 def why_kept(name: str, x: Tensor, convention: str) -> str:
     """What there is to say about a tensor that is copied, or ""."""
-    if is_packed(name, x.dtype.name, x.shape):
+    if holds_codes(name, x.dtype.name, x.shape):
         return "quantized in a way that is not converted"
     unknown = convention not in (OWN, *activations.INPUTS) and activations.is_scale(name)
     return f"a scale of activations, which loaders of {convention} do not know" if unknown else ""
@@ -361,11 +361,6 @@ def check(name: str, x: Tensor | ScaledTensor, convention: str) -> None:
     elif convention == GGUF and isinstance(x, ScaledTensor):
         with errors_of(name):
             gguf_files.check(x)
-
-
-def as_rows(q: ScaledTensor) -> ScaledTensor:
-    """A tensor whose scales are linear, as conventions lay them out themselves."""
-    return q if q.scale_layout == "linear" else q.with_scale_layout("linear")
 
 
 # ---- GGUF

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import dlfp4
 from dlfp4.checkpoints import models
 from dlfp4.checkpoints.models import Files
+from dlfp4.checkpoints.names import listed
 from dlfp4.files import check_room, check_writable, naming, open_file, replacing
 
 BOOK = ".dlfp4.json"
@@ -169,7 +170,7 @@ class Book:
         if not self.path.exists():
             if others:
                 raise ValueError(
-                    f"{self.path.parent} has other files, {models.listed(others)}; name a new folder, or remove them"
+                    f"{self.path.parent} has other files, {listed(sorted(others))}; name a new folder, or remove them"
                 )
             return {}
         content = models.read_json(self.path)

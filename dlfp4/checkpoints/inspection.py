@@ -20,6 +20,7 @@ from dlfp4.checkpoints import configs, conventions, folders, joining, models
 from dlfp4.checkpoints.conventions import find_joins, find_unscaled, scales_shape
 from dlfp4.checkpoints.models import Files, ModelPath
 from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
+from dlfp4.checkpoints.roles import holds_codes
 from dlfp4.formats import Format
 from dlfp4.parsing import printable
 from dlfp4.rescaling import has_nonzero
@@ -276,7 +277,6 @@ OTHERS = (
     ("modelopt", re.compile(r"^weight$"), "weight_scale_2"),
     ("compressed-tensors", re.compile(r"^weight(_packed)?$"), "weight_zero_point"),
 )
-PACKED = re.compile(r"^(u?int(8|16|32)|float[468]_)")
 
 
 def convention_of_rest(name: str, found: Mapping[str, Any]) -> str:
@@ -450,7 +450,7 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
 
 def is_data(name: str, x: Tensor) -> bool:
     """Whether a tensor of the rest is quantized data."""
-    return x.ndim > 1 and bool(PACKED.match(x.dtype.name)) and not is_part(name)
+    return holds_codes(name, x.dtype.name, x.shape) and not is_part(name)
 
 
 def has_scales(names: Iterable[str]) -> bool:

@@ -12,13 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 from dlfp4 import Tensor
 from dlfp4.checkpoints import safetensors
 from dlfp4.checkpoints.conventions import MARKER
+from dlfp4.checkpoints.names import listed
 from dlfp4.files import as_path, read_whole
 from dlfp4.parsing import MOST_BYTES, parse_object, shown
 
@@ -29,7 +29,6 @@ INDEX = ".safetensors.index.json"
 NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)\.safetensors")
 SERIES = re.compile(r"(.*-)\d+(-of-\d+\..*)")  # of whatever kind; its groups are the same in all of a series
 MOST_FILES = 100_000  # a larger number in a name counts something else
-SHOWN = 5  # names in a message
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def check_unique(paths: Sequence[Path]) -> None:
     double = {name for name, times in Counter(path.name for path in paths).items() if times > 1}
     if double:
         raise ValueError(
-            f"{listed(map(str, paths))}: two files are called {listed(double)}; each must have its own name"
+            f"{listed(map(str, paths))}: two files are called {listed(sorted(double))}; each must have its own name"
         )
 
 
@@ -143,7 +142,7 @@ def of_folder(folder: Path) -> Files:
     shards = sorted(folder.glob(f"*{SUFFIX}"))
     if not shards:
         below = {str(path.parent) for path in folder.glob(f"*/*{SUFFIX}")}
-        some = f", such as {listed(below)}" if below else ""
+        some = f", such as {listed(sorted(below))}" if below else ""
         raise ValueError(f"{folder} has no {SUFFIX} files; give a folder that holds a model{some}, or a file")
     check_numbers(shards)
     return Files(folder, tuple(shards))
@@ -161,7 +160,7 @@ def check_numbers(shards: Iterable[Path]) -> None:
             missing.update(name for name in every if name not in there)
     if missing:
         raise ValueError(
-            f"{next(iter(shards)).parent} lacks {listed(missing)}, which the names of its other files imply"
+            f"{next(iter(shards)).parent} lacks {listed(sorted(missing))}, which the names of its other files imply"
         )
 
 
@@ -267,12 +266,6 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
             f"{files.index} does not fit its files: {'; '.join(map(listed, filter(None, (wrong, unknown))))}{renamed}; "
             "take the index away, or give the list of the files, to read what they hold"
         )
-
-
-def listed(names: Iterable[str]) -> str:
-    """The first of the names, and how many more there are."""
-    rest = sorted(names)
-    return ", ".join(islice(rest, SHOWN)) + (f" and {len(rest) - SHOWN} more" if len(rest) > SHOWN else "")
 
 
 def names_of(paths: Iterable[Path]) -> str:

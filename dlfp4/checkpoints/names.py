@@ -65,9 +65,9 @@ def is_part(name: str) -> bool:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first of the names, and how many there are if there are more."""
+    """The first of the names, and how many more there are."""
     every = list(names)
-    return ", ".join(every[:SHOWN]) + (f", … ({len(every)})" if len(every) > SHOWN else "")
+    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
 
 
 @contextlib.contextmanager

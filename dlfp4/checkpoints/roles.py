@@ -34,7 +34,7 @@ LEAVES = re.compile(r"^_?(q?weight|w_q|qdata|kernel|codes|packed|data)", re.IGNO
 DATA = re.compile(r"_(packed|blocks|qdata|qweight|weight|codes|data|elements)$")  # what data adds to its tensor's name
 
 
-def is_packed(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
+def holds_codes(name: str, dtype: str, shape: tuple[int, ...]) -> bool:
     """Whether a tensor holds codes: integers, FP8 or smaller, in a matrix that is no mask or table of positions."""
     return len(shape) > 1 and bool(PACKED.match(dtype)) and not COUNTERS.search(last(name))
 
@@ -134,7 +134,7 @@ class Model:
         self.stems: dict[tuple[str, str], str] = {}  # quantized data by its module, and its name there
         self.largest: dict[str, str] = {}  # the largest quantized data of a module
         for name in shapes:
-            if is_packed(name, *shapes[name]):
+            if holds_codes(name, *shapes[name]):
                 self.note(name)
         self.embeddings = {
             shape for name, (_, shape) in shapes.items() if len(shape) == 2 and self.role_of(name) == "embedding"
@@ -155,7 +155,7 @@ class Model:
     def why_quantized(self, name: str) -> str:
         """Why a tensor counts as already quantized, or as a part of what is; "" where it does not."""
         dtype, shape = self.shapes[name]
-        if is_packed(name, dtype, shape):
+        if holds_codes(name, dtype, shape):
             return f"{dtype}: already quantized, or no weight"
         if dtype not in FLOATS:
             return f"{dtype}: no float32, bfloat16 or float16"

@@ -14,7 +14,7 @@ from dlfp4 import _core
 from dlfp4.extents import count_elements
 from dlfp4.formats import ROTATED_LENGTH
 from dlfp4.frameworks.base import SUBBYTE
-from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, described, like, mapped, present, turn
+from dlfp4.torch.scaled_tensor import ScaledTensor, Shape, described, like, mapped, present, turn, turned_dim
 
 if TYPE_CHECKING:
     from dlfp4.formats import Format
@@ -57,8 +57,7 @@ def cut(q: ScaledTensor, dim: int, first: int, last: int) -> ScaledTensor:
     """The part of a tensor between two borders along a dimension: views of its parts."""
     dim %= q.dim()
     if q.turned:
-        place = {q.dim() - 1: q.dim() - 2, q.dim() - 2: q.dim() - 1}.get(dim, dim)
-        return turn(cut(turn(q), place, first, last))
+        return turn(cut(turn(q), turned_dim(dim, q.dim()), first, last))
     shape = tuple(q.shape)
     result = (*shape[:dim], last - first, *shape[dim + 1 :])
     if (first, last) == (0, shape[dim]):

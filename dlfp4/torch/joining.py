@@ -17,6 +17,7 @@ from dlfp4.torch.scaled_tensor import (
     owner_among,
     restore,
     turn,
+    turned_dim,
 )
 from dlfp4.torch.views import Line
 
@@ -33,8 +34,9 @@ def cat(function: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.T
         return Line(*[member for x in tensors for member in (x.members if isinstance(x, Line) else (x,))])
     count = tensors[0].dim()
     place = dim % count
-    turned = {count - 1: count - 2, count - 2: count - 1}.get(place, place)
-    return joined(function, tensors, lambda given, lies: dlfp4.concatenate(given, turned if lies else place))
+    return joined(
+        function, tensors, lambda given, lies: dlfp4.concatenate(given, turned_dim(place, count) if lies else place)
+    )
 
 
 @implements(aten.stack.default)

@@ -13,6 +13,7 @@ import dlfp4
 from dlfp4.checkpoints import comfyui, conventions, native
 from dlfp4.checkpoints.names import EXPERTS
 from dlfp4.formats import FLOATS, offset_parts
+from dlfp4.frameworks.torch import element_name
 from dlfp4.torch.distributing import divided, gathered, is_divided, without_values
 from dlfp4.torch.joining import blocks_rounded
 from dlfp4.torch.representing import without_pairs
@@ -185,7 +186,7 @@ def why_unfit(key: str, state: Mapping[str, Any], expected: Mapping[str, torch.T
 
 def in_words(part: torch.Tensor | None) -> str:
     """The type and the shape of a part."""
-    return "absent" if part is None else f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
+    return "absent" if part is None else f"{element_name(part.dtype)} {tuple(part.shape)}"
 
 
 def forget_marker(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:  # noqa: ARG001
@@ -219,7 +220,7 @@ def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[
 def join_columns(parts: Mapping[str, torch.Tensor], source: ScaledTensor) -> ScaledTensor | None:
     """The stack (experts, in, out) of parts as our own files have them, with blocks along its columns."""
     shape, encoding = tuple(turn(source).shape), replace(source.encoding, axis=-2)
-    scale = str(source.scales.dtype).removeprefix("torch.")
+    scale = element_name(source.scales.dtype)
     sizes = sizes_of(shape, encoding, False, scale, unit_of(source))
     if any((tuple(part.shape), part.dtype) != sizes[kind] for kind, part in parts.items()):
         return None

@@ -504,6 +504,11 @@ def turn(q: ScaledTensor) -> ScaledTensor:
     return like(q, present(q), shape=shape, turned=not q.turned)
 
 
+def turned_dim(dim: int, count: int) -> int:
+    """Which of so many dimensions one of them is once the last two are exchanged."""
+    return {count - 1: count - 2, count - 2: count - 1}.get(dim, dim)
+
+
 def parts_of(q: ScaledTensor) -> Parts:
     """What the operations take."""
     shape = tuple(q.shape)

@@ -14,6 +14,7 @@ from dlfp4 import _core
 from dlfp4.extents import count_elements
 from dlfp4.formats import own_offsets
 from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding
 from dlfp4.proto import ACROSS, TensorProto
 from dlfp4.torch.arranging import permuted, transposed, viewed, with_one_more
@@ -545,7 +546,7 @@ def memory_for(function: Any, q: ScaledTensor, size: Sequence[int], **options: A
     shape = tuple(size)
     stored = (*shape[:-2], shape[-1], shape[-2]) if q.turned else shape
     parts = present(q)
-    sizes = sizes_of(stored, q.encoding, True, str(q.scales.dtype).removeprefix("torch."), unit_of(q))
+    sizes = sizes_of(stored, q.encoding, True, element_name(q.scales.dtype), unit_of(q))
     sizes |= {name: sizes["global_scale"] for name in UNITS if name in parts}
     made = {name: function(parts[name], size, **kept) for name, (size, _) in sizes.items() if name in parts}
     return like(q, made, shape=shape, dtype=dtype)

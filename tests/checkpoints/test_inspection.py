@@ -94,6 +94,13 @@ def test_conventions_that_stay_in_parts(look, parts, convention):
     assert findings.flags == ()
 
 
+def test_masks_and_tables_of_positions_are_no_codes(look):
+    """As they are none where a model is quantized."""
+    tables = {"relative_position_index": ("int32", (49, 49)), "mask": ("uint8", (8, 8)), "token_ids": ("int16", (2, 8))}
+    findings = look({f"layers.0.{name}": np.zeros(shape, dtype) for name, (dtype, shape) in tables.items()})
+    assert (findings.convention, findings.flags) == ("", ())
+
+
 def test_an_inverted_global_scale(look):
     for convention, suffix in (("compressed-tensors", "_global_scale"), ("modelopt", "_scale_2")):
         parts = split_parts({DOWN: quantized()}, convention)
