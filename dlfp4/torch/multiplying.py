@@ -133,20 +133,24 @@ def parts_in(x: torch.Tensor, rest: Sequence[Any]) -> Parts:
     return as_parts(x) if isinstance(x, ScaledTensor) else Parts(x, *rest)
 
 
+def pair_in(a: torch.Tensor, b: torch.Tensor, rest: Sequence[Any]) -> tuple[Parts, Parts, Sequence[Any]]:
+    """Two operands in their parts, of which those of `b` come first, and the options behind them."""
+    given = (*rest, *(ABSENT * 2)[len(rest) :])
+    return parts_in(a, given[COUNT : 2 * COUNT]), parts_in(b, given[:COUNT]), given[2 * COUNT :]
+
+
 @implements(OPS.matmul.default, OPS.dot.default, OPS.vecdot.default)
 def product(function: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
-    """Operands, the parts of `b` and of `a`, and options."""
-    given = (*rest, *(ABSENT * 2)[len(rest) :])
-    left, right = parts_in(a, given[COUNT : 2 * COUNT]), parts_in(b, given[:COUNT])
-    return function(left.data, *right, *left[1:], *given[2 * COUNT :])
+    """Operands, their parts, and options."""
+    left, right, options = pair_in(a, b, rest)
+    return function(left.data, *right, *left[1:], *options)
 
 
 @implements(OPS.grouped_matmul.default)
 def grouped(function: Any, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, *rest: Any) -> torch.Tensor:
     """The same of a stack of weights, with offsets before the parts."""
-    given = (*rest, *(ABSENT * 2)[len(rest) :])
-    left, right = parts_in(x, given[COUNT : 2 * COUNT]), parts_in(w, given[:COUNT])
-    return function(left.data, right.data, offsets, *right[1:], *left[1:], *given[2 * COUNT :])
+    left, right, options = pair_in(x, w, rest)
+    return function(left.data, right.data, offsets, *right[1:], *left[1:], *options)
 
 
 @implements(aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default)
