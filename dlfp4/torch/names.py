@@ -157,11 +157,8 @@ def join(
         elif not is_whole:
             expected = split_one(key, target, convention)
             missing += [part for part in expected if part != key and part not in state]
-            if told := why_unfit(key, state, expected):
-                errors.append(
-                    f"{told}, for {target.format} of shape {tuple(target.shape)}: quantize the layer as the weight "
-                    f"was, by the same format and recipe, or load a ScaledTensor as {key}"
-                )
+            if told := why_unfit(key, state, expected, target):
+                errors.append(told)
                 for part in own_parts_in(key, state) | (expected.keys() & state.keys()):
                     del state[part]
                 state[key] = own
@@ -174,14 +171,18 @@ def own_parts_in(key: str, state: Mapping[str, Any]) -> set[str]:
     return {*OWN.parts(key), *offset_names(key)} & state.keys()
 
 
-def why_unfit(key: str, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> str:
-    """How the parts of a tensor differ from those that were expected; "" where there are no codes."""
+def why_unfit(key: str, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor], target: ScaledTensor) -> str:
+    """How the parts of a tensor differ from those that were expected, and what to do; "" where there are no codes."""
     codes = state.get(key)
     if codes is None or key not in expected or (codes.dtype.is_floating_point and codes.itemsize > 1):
         return ""
     names = dict.fromkeys([*expected, *sorted(own_parts_in(key, state))])
     pairs = {name: (in_words(state.get(name)), in_words(expected.get(name))) for name in names}
-    return "; ".join(f"{name} is {own}, expected {other}" for name, (own, other) in pairs.items() if own != other)
+    told = "; ".join(f"{name} is {own}, expected {other}" for name, (own, other) in pairs.items() if own != other)
+    return told and (
+        f"{told}, for {target.format} of shape {tuple(target.shape)}: quantize the layer as the weight was, by the "
+        f"same format and recipe, or load a ScaledTensor as {key}"
+    )
 
 
 def in_words(part: torch.Tensor | None) -> str:
