@@ -174,7 +174,11 @@ def own_parts_in(key: str, state: Mapping[str, Any]) -> set[str]:
 def why_unfit(key: str, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor], target: ScaledTensor) -> str:
     """How the parts of a tensor differ from those that were expected, and what to do; "" where there are no codes."""
     codes = state.get(key)
-    if codes is None or key not in expected or (codes.dtype.is_floating_point and codes.itemsize > 1):
+    if (
+        not isinstance(codes, torch.Tensor)
+        or key not in expected
+        or (codes.dtype.is_floating_point and codes.itemsize > 1)
+    ):
         return ""
     names = dict.fromkeys([*expected, *sorted(own_parts_in(key, state))])
     pairs = {name: (in_words(state.get(name)), in_words(expected.get(name))) for name in names}
@@ -185,9 +189,11 @@ def why_unfit(key: str, state: Mapping[str, Any], expected: Mapping[str, torch.T
     )
 
 
-def in_words(part: torch.Tensor | None) -> str:
+def in_words(part: Any) -> str:
     """The type and the shape of a part."""
-    return "absent" if part is None else f"{element_name(part.dtype)} {tuple(part.shape)}"
+    if not isinstance(part, torch.Tensor):
+        return "absent" if part is None else f"a {type(part).__name__}"
+    return f"{element_name(part.dtype)} {tuple(part.shape)}"
 
 
 def forget_marker(module: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:  # noqa: ARG001
@@ -208,7 +214,9 @@ def join_own(key: str, state: Mapping[str, Any], target: ScaledTensor) -> tuple[
     """The tensor of parts that look as the target's own do, and their names."""
     source = plain(turn(target) if target.turned else target)
     names, own = own_names(key, source), own_parts(source, target.turned)
-    parts = {kind: without_pairs(state[part]) for kind, part in names.items() if part in state}
+    parts = {
+        kind: without_pairs(state[part]) for kind, part in names.items() if isinstance(state.get(part), torch.Tensor)
+    }
     if len(parts) < len(names) or own_parts_in(key, state) - {*names.values()}:  # beside which codes mean others
         return None
     if all((part.shape, part.dtype) == (own[kind].shape, own[kind].dtype) for kind, part in parts.items()):

@@ -122,6 +122,15 @@ def test_parts_that_do_not_fit_are_named(what, strict):
     assert torch.equal(loads[0].weight.dequantize(), before)
 
 
+def test_what_is_no_tensor_is_named():
+    layer, codes = dt.Linear(64, 32, format="nvfp4", bias=False), torch.zeros(32, 32, dtype=torch.uint8)
+    for wrong in ([1], None, codes.numpy()):
+        with pytest.raises(RuntimeError, match=rf"expected torch.Tensor .* but received .*{type(wrong).__name__}"):
+            layer.load_state_dict({"weight": wrong})
+    with pytest.raises(RuntimeError, match=r"weight_scale is a list, expected float8_e4m3fn \(32, 4\)"):
+        layer.load_state_dict({"weight": codes, "weight_scale": [1]})
+
+
 @pytest.mark.parametrize(("convention", "format"), CONVENTIONS)
 @pytest.mark.parametrize("way", ["assign", "to_empty"])
 def test_models_without_values(convention, format, way):
