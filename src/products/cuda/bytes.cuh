@@ -176,7 +176,7 @@ class LoadedTileScales {
   // before included.
   __device__ void produce(const Ring<Kind> &ring, int warp, int begin, int end, Turn &turn, int &groups) const {
     // A warp that leaves out another's stages still meets each of its own in its turn.
-    static_assert(ring_stages(Kind, Rows, 2, INT16_MAX, staging_bytes(Kind)) > kBlocks + 1, "");
+    static_assert(ring_stages(Kind, Rows, 2, INT16_MAX, kMostShared - staging_bytes(Kind)) > kBlocks + 1, "");
 #pragma unroll 1
     for (int first = begin / kBlocks * kBlocks; first < end; first += kBlocks) {
       if (groups++ % kWarps != warp) {

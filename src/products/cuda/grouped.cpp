@@ -141,8 +141,8 @@ int launch_tiles(const DeviceKernel &kernel, RoutedRows of, Params &p, uintptr_t
       std::min(tiles, std::max<int64_t>(int64_t{multiprocessors()} * blocks_at_once(of) / sharers, 1));
   return launch_shape(
       kernel,
-      {{clusters * sharers, 1}, kManyRowsThreads, grouped_shared_bytes(blocks_at_once(of)), static_cast<int>(sharers)},
-      &p, stream);
+      {{clusters * sharers, 1}, kManyRowsThreads, shared_of_blocks(blocks_at_once(of)), static_cast<int>(sharers)}, &p,
+      stream);
 }
 
 // How weights are streamed, if they are: as many blocks of threads share a multiprocessor as it has room for.

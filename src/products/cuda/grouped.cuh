@@ -57,7 +57,7 @@ class Experts {
     make_schedule();
     ring_.init(arrivals(Kind, kCopiers), kConsumers * Lanes::kReleases);
     if (warpgroup() == 0) {
-      give_up();
+      give_up_registers<Kind, blocks_at_once(Of)>();
       if (threadIdx.x == 0) produce<true, kCopiers == 1>();
       if (kCopiers == 2 && threadIdx.x == kWarpSize) produce<false, true>();
       if constexpr (has_scales(Kind)) {
@@ -66,28 +66,12 @@ class Experts {
       }
       __syncwarp();
     } else {
-      take();
+      take_registers<Kind, blocks_at_once(Of)>();
       consume();
     }
   }
 
  private:
-  // --- Registers move from copying to multiplying
-
-  __device__ static void give_up() {
-    if constexpr (Of == kFewRows)
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    else
-      give_up_registers<Kind>();
-  }
-
-  __device__ static void take() {
-    if constexpr (Of == kFewRows)
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-    else
-      take_registers<Kind>();
-  }
-
   // --- The schedule
 
   __device__ int first_block(int expert) const { return static_cast<int>(int64_t{expert} * q_.columns / kBlockRows); }

@@ -59,14 +59,8 @@ constexpr int kPieceBytes = kConsumers * kPieceRows * kColumnsOfHalf * 2;
 DLFP4_RULE int bytes_before_ring(RoutedRows of) { return kPieceBytes + schedule_bytes(of); }
 static_assert(kPieceBytes % 1024 == 0 && kMostExperts * 4 % 1024 == 0, "rows of x are swizzled");
 
-// Of each of so many blocks of threads on a multiprocessor.
-DLFP4_RULE int grouped_shared_bytes(int at_once) {
-  constexpr int kOwnOfBlock = 1024;  // what the driver keeps of each
-  return (kMostShared + kOwnOfBlock) / at_once - kOwnOfBlock;
-}
-
 DLFP4_RULE int grouped_stages(int kind, RoutedRows of) {
-  return (grouped_shared_bytes(blocks_at_once(of)) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), 2);
+  return (shared_of_blocks(blocks_at_once(of)) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), 2);
 }
 
 // Integers of 32 or 64 bits.

@@ -215,21 +215,18 @@ struct KindOf<Kind, Types, false> {
   using Tile = BytesTile<Kind, Types, Rows>;
 };
 
-// A thread's registers move from copying to multiplying; copying scales of bytes needs more.
-template <int Kind>
+// A thread's registers move from copying to multiplying; copying scales of bytes needs more. `AtOnce` blocks of threads
+// have those of a multiprocessor.
+template <int Kind, int AtOnce = 1>
 __device__ inline void give_up_registers() {
-  if constexpr (is_prepared(Kind))
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-  else
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+  constexpr int kLeft = AtOnce == 1 ? (is_prepared(Kind) ? 40 : 56) : (is_prepared(Kind) ? 24 : 40);
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLeft));
 }
 
-template <int Kind>
+template <int Kind, int AtOnce = 1>
 __device__ inline void take_registers() {
-  if constexpr (is_prepared(Kind))
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-  else
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+  constexpr int kTaken = AtOnce == 1 ? (is_prepared(Kind) ? 232 : 224) : (is_prepared(Kind) ? 104 : 96);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kTaken));
 }
 
 // Of a kernel's operands.
@@ -288,14 +285,14 @@ class SharedTile {
     ring_.init(arrivals(Kind, 2, kLoadsScales ? 1 : kWarpSize), p_.halves * Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
-      give_up_registers<Kind>();
+      give_up_registers<Kind, tiles_at_once(Kind, Rows)>();
       if (threadIdx.x == 0) produce_weights();
       if (threadIdx.x == kWarpSize) produce_x();
       if (threadIdx.x / kWarpSize >= 2) produce_scales(threadIdx.x / kWarpSize - 2);
       __syncwarp();
       if (ranks_ > 1) sync_cluster(), sync_cluster();  // as those who share sums
     } else {
-      take_registers<Kind>();
+      take_registers<Kind, tiles_at_once(Kind, Rows)>();
       consume();
     }
   }

@@ -79,12 +79,22 @@ DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
   return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + scale_stage_bytes(kind, rows, halves) + kBarrierBytes;
 }
 
+// Of each of so many blocks of threads on a multiprocessor.
+DLFP4_RULE int shared_of_blocks(int at_once) {
+  constexpr int kOwnOfBlock = 1024;  // what the driver keeps of each
+  return (kMostShared + kOwnOfBlock) / at_once - kOwnOfBlock;
+}
+
+// Blocks of threads with a tile each that a multiprocessor has registers for: of two, one has its first operands on
+// their way, or stores sums, while the other multiplies.
+DLFP4_RULE int tiles_at_once(int kind, int rows) { return !is_prepared(kind) && rows <= 64 ? 2 : 1; }
+
 // Stages of the ring: what there is memory for, or blocks. Warpgroups that take blocks in turn have stages of their
 // own, an even number together, and two each if they have as many blocks: a barrier tells a stage's use from the next
 // one, but not from the one after that, which would be a warpgroup's next if the two shared stages.
-DLFP4_RULE int ring_stages(int kind, int rows, int halves, int blocks, int other_bytes) {
+DLFP4_RULE int ring_stages(int kind, int rows, int halves, int blocks, int memory) {
   constexpr int kMostStages = 32;
-  const int takers = kConsumers / halves, in_memory = (kMostShared - other_bytes) / stage_bytes(kind, rows, halves);
+  const int takers = kConsumers / halves, in_memory = memory / stage_bytes(kind, rows, halves);
   const int most = (in_memory < kMostStages ? in_memory : kMostStages) / takers * takers;
   const int wanted = blocks < 2 ? 2 : (blocks + takers - 1) / takers * takers;
   return wanted < most ? wanted : most;

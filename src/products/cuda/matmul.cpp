@@ -127,23 +127,35 @@ int describe_matrices(const Tactic &tactic, int kind, BoxType type, ManyRowsPara
   return describe(q.x, type, q.rows, q.depth, q.x_stride, box_rows, &p->x);
 }
 
-Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
-  const bool walks = tactic.family == kWalking;
-  const int first = walks ? staging_bytes(shape.kind) : 0, later = walks ? 0 : sums_bytes(tactic.rows, tactic.halves);
-  // The ring of a walk has blocks of the next tile, too.
-  const int blocks = walks ? INT16_MAX : static_cast<int>(divide_up(shape.depth, stage_depth(shape.kind)));
-  p->halves = tactic.halves;
-  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, first);
-  const int bytes =
-      ring_barriers(shape.kind, tactic.rows, tactic.halves, p->stages, first, later) + p->stages * kBarrierBytes;
-  if (walks) {
-    const WalkPlan plan = plan_walk(shape, tactic.rows, multiprocessors());
-    p->order = plan.order;
-    return {{plan.blocks, 1}, kManyRowsThreads, bytes, kWalkRanks};
-  }
-  const int64_t across = divide_up(shape.columns, kColumnsOfHalf * tactic.halves);
+// Blocks of threads with so many stages; what comes before the ring, and what takes its place later.
+int many_rows_bytes(const Tactic &tactic, int kind, int stages, int first, int later) {
+  return ring_barriers(kind, tactic.rows, tactic.halves, stages, first, later) + stages * kBarrierBytes;
+}
+
+Shape walk_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
+  const WalkPlan plan = plan_walk(shape, tactic.rows, multiprocessors());
+  const int staging = staging_bytes(shape.kind);
+  p->order = plan.order;
+  // The ring has blocks of the next tile, too.
+  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, INT16_MAX, kMostShared - staging);
+  return {{plan.blocks, 1}, kManyRowsThreads, many_rows_bytes(tactic, shape.kind, p->stages, staging, 0), kWalkRanks};
+}
+
+// As many tiles at once as there are registers for, if it takes more than one a multiprocessor.
+Shape tiles_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
   const int sharers = sharers_of(tactic), cluster = sharers * tactic.ranks;
-  return {{across * cluster, divide_up(shape.rows, tactic.rows * sharers)}, kManyRowsThreads, bytes, cluster};
+  const int64_t across = divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * cluster;
+  const int64_t along = divide_up(shape.rows, tactic.rows * sharers);
+  const int at_once = across * along > multiprocessors() ? tiles_at_once(shape.kind, tactic.rows) : 1;
+  const auto blocks = static_cast<int>(divide_up(shape.depth, stage_depth(shape.kind)));
+  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, shared_of_blocks(at_once));
+  const int sums = sums_bytes(tactic.rows, tactic.halves);
+  return {{across, along}, kManyRowsThreads, many_rows_bytes(tactic, shape.kind, p->stages, 0, sums), cluster};
+}
+
+Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
+  p->halves = tactic.halves;
+  return tactic.family == kWalking ? walk_shape(tactic, shape, p) : tiles_shape(tactic, shape, p);
 }
 
 // --- Products ----------------------------------------------------------------------------------
