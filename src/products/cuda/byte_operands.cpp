@@ -148,8 +148,7 @@ int dlfp4_cuda_choose_bytes_tactic(int device, const dlfp4_cuda_bytes_product *p
 }
 
 int64_t dlfp4_cuda_bytes_workspace(const dlfp4_cuda_bytes_product *product, int tactic) {
-  const bool copies =
-      tactic < 0 || (tactic < kNumTactics && kTactics[tactic].family == kWalking && kTactics[tactic].rows == kWalkRows);
+  const bool copies = tactic < 0 || (tactic < kNumTactics && walks(kTactics[tactic], kWalkRows));
   return copies && product->rows >= kManyRows ? bytes_of_scales(*product) : 0;
 }
 

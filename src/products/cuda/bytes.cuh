@@ -332,6 +332,13 @@ class BytesProducts {
     }
   }
 
+  // Of which the compiler does not know that it is one: where sums are plain it serialises the products of two sets.
+  __device__ static float factor_of_one() {
+    float one;
+    asm volatile("mov.f32 %0, 0f3F800000;" : "=f"(one));
+    return one;
+  }
+
   // This turn's, from a line of the first operand on.
   template <int Lines>
   __device__ void begin(int line, float (&products)[Lines / 2]) const {
@@ -356,7 +363,10 @@ class BytesProducts {
     if (!is_there_) wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
     begin<Lines>(0, stage.products);
     __syncwarp();
-    load_scales(0, stage.scales);
+    if constexpr (has_scales(Kind))
+      load_scales(0, stage.scales);
+    else
+      stage.scales[0] = stage.scales[1] = factor_of_one();
     stage.number = turn_.stage;
     turn_.advance(1, ring_.stages);
     is_there_ = has_passed(ring_.full + 8 * turn_.stage, turn_.phase);

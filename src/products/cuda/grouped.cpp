@@ -156,7 +156,7 @@ Streaming plan_streaming(const ProductParams &q, int kind, int64_t experts) {
   if (q.rows > kStreamedOnAverage * experts) return plan;
   plan.shared_bytes = cut_streamed_experts(q, kind, &plan.warps, &plan.cut);
   plan.at_once = kMostStreamingWarps / plan.warps;
-  while (plan.at_once > 0 && plan.shared_bytes > grouped_shared_bytes(plan.at_once)) --plan.at_once;
+  while (plan.at_once > 0 && plan.shared_bytes > shared_of_blocks(plan.at_once)) --plan.at_once;
   return plan;
 }
 

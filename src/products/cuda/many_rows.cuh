@@ -512,7 +512,7 @@ class Walk {
     if (warpgroup() == 0) {
       give_up_registers<Kind>();
       if (threadIdx.x == 0) produce_boxes();
-      if (kIsShort && threadIdx.x / kWarpSize >= 2) load_scales(threadIdx.x / kWarpSize - 2);
+      if (kIsShort && has_scales(Kind) && threadIdx.x / kWarpSize >= 2) load_scales(threadIdx.x / kWarpSize - 2);
       if (!kIsShort && has_scales(Kind) && threadIdx.x / kWarpSize == 1) produce_scales();
       __syncwarp();
       if (has_share())
@@ -581,7 +581,7 @@ class Walk {
 
   // The same for two warps.
   __device__ void load_scales(int warp) const {
-    if constexpr (kIsShort) {
+    if constexpr (has_scales(Kind) && kIsShort) {
       wait_for_kernel_before();
       Turn turn = first_turn();
       int groups = 0;

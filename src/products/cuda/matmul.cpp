@@ -273,12 +273,13 @@ namespace {
 
 DeviceKernel byte_kernel(const dlfp4_cuda_bytes_product &product, const Tactic &tactic) {
   const int types = (product.w.is_e5m2 ? kE5m2E4m3 : kE4m3E4m3) + (product.x.is_e5m2 ? 1 : 0);
-  const int size = tactic.family == kWalking  ? (tactic.rows == kWalkRows ? 5 : 6)
-                   : tactic.family == kPaired ? 4
-                   : tactic.rows == 16        ? 0
-                   : tactic.rows == 32        ? 1
-                   : tactic.rows == 64        ? 2
-                                              : 3;
+  const int size = walks(tactic, kWalkRows)        ? 5
+                   : walks(tactic, kShortWalkRows) ? 6
+                   : tactic.family == kPaired      ? 4
+                   : tactic.rows == 16             ? 0
+                   : tactic.rows == 32             ? 1
+                   : tactic.rows == 64             ? 2
+                                                   : 3;
   const int kind = byte_kind(product);
   return kind == kBytes          ? kByteKernels<kBytes>[size][types]
          : kind == kBytesByLine  ? kByteKernels<kBytesByLine>[size][types]
@@ -326,8 +327,7 @@ int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Tactic &tactic
   if (status == 0)
     status = describe(p.product.weights, kByteBox, p.product.columns, p.product.depth, product.w.stride,
                       kColumnsOfHalf * p.halves / sharers_of(tactic), &p.weights);
-  p.maps_scales = status == 0 && tactic.family == kWalking && tactic.rows == kWalkRows &&
-                  describe_scales(p.of_x, p.product, &p.x_scales);
+  p.maps_scales = status == 0 && walks(tactic, kWalkRows) && describe_scales(p.of_x, p.product, &p.x_scales);
   return status != 0 ? status : launch_shape(byte_kernel(product, tactic), shape, &p, stream);
 }
 

@@ -15,7 +15,7 @@ namespace cuda {
       {#rows "x64/4", kShared, rows, 1, 4}
 
 // The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows and pairs are for FP8 by FP8 alone, a
-// walk over tiles of 128 rows for FP8 in blocks.
+// walk over tiles of 128 rows for FP8 with no scales along K, or weights in blocks.
 const Tactic kTactics[] = {
     {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),          DLFP4_SHARED_TACTICS(64),
     DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256),         {"walk", kWalking, kWalkRows, 2, 1},
@@ -129,7 +129,7 @@ int sharers_of(const Tactic &tactic) { return tactic.family == kPaired ? kPair :
 bool serves(const Tactic &tactic, int kind) {
   if (tactic.family == kStream) return is_prepared(kind);
   if (tactic.family == kPaired) return !is_prepared(kind);
-  if (tactic.family == kWalking && tactic.rows == kShortWalkRows) return kind == kBytesByBlock;
+  if (walks(tactic, kShortWalkRows)) return !is_prepared(kind) && kind != kBytesByRow;
   return tactic.family == kWalking || (is_prepared(kind) ? tactic.rows > 16 : tactic.rows <= 128);
 }
 

@@ -20,6 +20,9 @@ struct Tactic {
 constexpr int kNumTactics = 39;
 extern const Tactic kTactics[kNumTactics];
 
+// Whether blocks of threads walk over tiles of so many rows.
+inline bool walks(const Tactic &tactic, int rows) { return tactic.family == kWalking && tactic.rows == rows; }
+
 // How many tiles that are next to each other read the same weights together.
 int sharers_of(const Tactic &tactic);
 
