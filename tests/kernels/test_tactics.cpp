@@ -170,8 +170,11 @@ void test_guesses() {
     const char *name;
   } kFastest[] = {{{kBytesByBlock, 128, 24576, 1536}, "walk128"},
                   {{kBytesByBlock, 256, 24576, 1536}, "walk128"},
+                  {{kBytes, 256, 24576, 1536}, "walk128"},
+                  {{kBytes, 256, 7168, 4096}, "2x128x128"},
+                  {{kBytesByBlock, 64, 28672, 8192}, "64x128"},
                   {{kBytesByBlock, 256, 7168, 4096}, "2x128x128"},
-                  {{kBytesByBlock, 4096, 7168, 4096}, "walk"}};
+                  {{kBytes, 4096, 7168, 4096}, "walk"}};
   for (const auto &each : kFastest) {
     describe(each.shape, 132);
     find_tactics(each.shape, 132, true, numbers, kNumTactics);

@@ -4,8 +4,8 @@
 // Trick: tensor cores keep some 14 bits of sums of FP8, so they add one stage only; the threads scale such sums and add
 // them to those of float32, by one operation that has to be asked for (-fmad=false), while the tensor cores work for
 // the other warpgroup. Few rows of x are the second operand of wgmma, the weights the first; in a walk, and in tiles of
-// 128 rows and as many columns that share a scale, it is the other way around, so that a thread needs two scales of x
-// and one of weights.
+// 128 rows and as many columns, it is the other way around, so that a thread needs two scales of x and one of weights
+// where 128 columns share that.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 

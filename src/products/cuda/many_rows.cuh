@@ -264,8 +264,8 @@ class SharedTile {
   using Lanes = typename KindOf<Kind, Type>::Lanes;
   // Copies start earlier, and take longer where there are many.
   static constexpr bool kLoadsScales = has_scales(Kind) && Rows >= 128;
-  // Where 128 columns share a scale: a thread needs two so, and 32 otherwise.
-  static constexpr bool kXMayBeFirst = Kind == kBytesByBlock && Rows == kRowsByX;
+  // But where rows of weights have scales along K: a thread needs two of a stage so, and 32 otherwise.
+  static constexpr bool kXMayBeFirst = !is_prepared(Kind) && !has_scales_of_rows(Kind) && Rows == kRowsByX;
   static constexpr ScaleOrder kOrderOfWeights = has_scales_of_rows(Kind) ? kInOrder : kOne;
   const Params &p_;
   const ProductParams &q_;
@@ -426,6 +426,9 @@ class SharedTile {
       float sums[1][kSumsByX];
       consumer.multiply(count_, sums);
       consumer.end(group);
+      if constexpr (Kind == kBytesByLine)
+        scale_lines<kBlockRows>({p_.of_x, q_.rows, first_row_ + group * kRowsOfGroup},
+                                {p_.of_weights, q_.columns, first_column()}, sums[0]);
       sync_consumers();
       float *to = memory_of_sums() + (group * kRowsOfGroup + line_of_thread()) * sums_pitch(2) + pair_of_thread();
 #pragma unroll

@@ -14,8 +14,7 @@ namespace cuda {
       {#rows "x128/4", kShared, rows, 2, 4}, {#rows "x64", kShared, rows, 1, 1}, {#rows "x64/2", kShared, rows, 1, 2}, \
       {#rows "x64/4", kShared, rows, 1, 4}
 
-// The first one serves all GPUs, the others those of sm_90a. Tiles of 16 rows and pairs are for FP8 by FP8 alone, a
-// walk over tiles of 128 rows for FP8 with no scales along K, or weights in blocks.
+// The first one serves all GPUs, the others those of sm_90a; which kind of product, `serves` says.
 const Tactic kTactics[] = {
     {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),          DLFP4_SHARED_TACTICS(64),
     DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256),         {"walk", kWalking, kWalkRows, 2, 1},
@@ -30,6 +29,7 @@ int64_t count_steps(const ProductShape &shape) { return divide_up(shape.depth, s
 
 bool fits(const Tactic &tactic, const ProductShape &shape) {
   if (!serves(tactic, shape.kind)) return false;
+  if (walks(tactic, kShortWalkRows)) return shape.rows > kShortWalkRows / 2;
   if (tactic.family == kStream || tactic.family == kWalking) return true;
   const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
   return ways <= count_steps(shape) && divide_up(shape.rows, tactic.rows * sharers_of(tactic)) <= UINT16_MAX;
@@ -41,10 +41,11 @@ constexpr double kStart = 2.5;       // launch, first loads, last stores
 constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
 constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
 constexpr double kReadAgain = 0.65;  // of bytes: the share of weights that each further tile of rows reads, from L2
-constexpr double kWalkEnd = 3.6;     // of bytes by block: a tile's results
-constexpr double kNextWave = 2.0;    // of bytes: first loads of blocks that start late
-constexpr double kNextPair = 3.5;    // the same of pairs of bytes by block
-constexpr double kExchange = 0.8;    // of bytes: what clusters wait for one another, a rank
+constexpr double kWalkEnd = 0.5, kWalkEndByBlock = 4.2;  // of bytes: a tile's results
+constexpr double kNextWave = 2.0;                        // of bytes: first loads of blocks that start late
+constexpr double kNextPair = 3.5;                        // the same of pairs of bytes by block
+constexpr double kExchange = 0.35;                       // of bytes: what clusters wait for one another, a rank,
+constexpr double kOfRow = 0.005;                         // and for the sums of a row in half a tile
 constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
 constexpr double kHalfBytes = 1.33;  // the same for bytes
 
@@ -53,22 +54,22 @@ constexpr double kHalfBytes = 1.33;  // the same for bytes
 // walk consumers take turns with more.
 double time_of_step(int kind, int rows, int halves, KernelFamily family, int ranks = 1) {
   constexpr double kStageRate = 9e4, kWeightRate = 7e4;  // bytes that a multiprocessor gets in a microsecond
+  if (is_prepared(kind)) return 0.18 + 0.00085 * rows * halves;
   const int sums = rows * halves;
-  if (is_prepared(kind)) return 0.18 + 0.00085 * sums;
   if (family == kWalking) return std::max(0.06 + 0.0015 * sums, stage_bytes(kind, rows, halves) / kStageRate);
   const bool is_ahead = kind == kBytesByBlock && rows == 128 && halves == 2 && ranks == 1 && family != kPaired;
-  const double multiplied = has_scales(kind)
-                                ? 0.14 + (family == kPaired ? 0.001 : 0.0012) * (is_ahead ? 0.86 : 1) * sums
-                                : (family == kPaired ? 0.0016 : 0.0017) * sums;
+  const double multiplied = family == kPaired  ? 0.14 + 0.001 * sums
+                            : has_scales(kind) ? (halves == 1 ? 0.09 : 0.14) + 0.0012 * (is_ahead ? 0.86 : 1) * sums
+                                               : 0.0017 * sums;
   return std::max(multiplied, weight_stage_bytes(kind, halves) / kWeightRate);
 }
 
 // Fitted apart from the others.
-bool is_pair_by_block(const Tactic &tactic, int kind) { return tactic.family == kPaired && kind == kBytesByBlock; }
+bool is_pair_ahead(const Tactic &tactic, int kind) { return tactic.family == kPaired && !has_scales_of_rows(kind); }
 
 // Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
 double time_of_sums(const Tactic &tactic, int kind) {
-  if (is_pair_by_block(tactic, kind)) return 0.6;
+  if (is_pair_ahead(tactic, kind)) return 0.6;
   const bool are_shared = tactic.ranks * (kConsumers / tactic.halves) > 1;
   return (are_shared ? 0.6 : 0) + 0.0084 * tactic.rows * tactic.halves;
 }
@@ -92,23 +93,24 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const int sharers = sharers_of(tactic);
   const int64_t reads = divide_up(shape.rows, tactic.rows * sharers);  // of the same weights
   const int64_t blocks = divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * reads * sharers * tactic.ranks;
-  const int64_t steps = divide_up(count_steps(shape), tactic.ranks);
+  const int64_t steps = divide_up(count_steps(shape), tactic.ranks),
+                running = running_at_once(tactic.ranks, processors);
   const double sums = time_of_sums(tactic, shape.kind);
-  const auto waves = static_cast<double>(divide_up(blocks, running_at_once(tactic.ranks, processors)));
-  const double work = waves * static_cast<double>(steps) *
+  const auto waves = static_cast<double>(divide_up(blocks, running * tiles_at_once(shape.kind, tactic.rows)));
+  const double work = static_cast<double>(divide_up(blocks, running) * steps) *
                       time_of_step(shape.kind, tactic.rows, tactic.halves, tactic.family, tactic.ranks);
   if (is_prepared(shape.kind)) return kStart + work + waves * sums;
   const double again = kReadAgain * static_cast<double>(reads - 1);
   const double arrival =
       (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
   return kStart + std::max(work, arrival) + waves * sums +
-         (waves - 1) * (is_pair_by_block(tactic, shape.kind) ? kNextPair : kNextWave) +
-         (tactic.ranks > 1 ? kExchange * tactic.ranks : 0);
+         (waves - 1) * (is_pair_ahead(tactic, shape.kind) ? kNextPair : kNextWave) +
+         (tactic.ranks > 1 ? (kExchange + kOfRow * tactic.rows * tactic.halves) * tactic.ranks : 0);
 }
 
 // Blocks of threads take one whole tile after the other.
 WalkPlan plan_short_walk(const ProductShape &shape, int row_blocks, int most) {
-  constexpr double kStep = 0.411, kTileEnd = 2.0;
+  constexpr double kStep = 0.445, kTileEnd = 0.7;
   WalkOrder order = {row_blocks, static_cast<int>(divide_up(shape.rows, kShortWalkRows)), 0, kShortWalkRows, false};
   order.alone = order.tiles();
   const auto rounds = static_cast<double>(divide_up(order.tiles(), most));
@@ -126,11 +128,14 @@ double time_of(const Tactic &tactic, const ProductShape &shape, int processors) 
 
 int sharers_of(const Tactic &tactic) { return tactic.family == kPaired ? kPair : 1; }
 
+// With scales along K, tiles of 16 rows took longer than those of 32, for as many rows.
 bool serves(const Tactic &tactic, int kind) {
   if (tactic.family == kStream) return is_prepared(kind);
   if (tactic.family == kPaired) return !is_prepared(kind);
   if (walks(tactic, kShortWalkRows)) return !is_prepared(kind) && kind != kBytesByRow;
-  return tactic.family == kWalking || (is_prepared(kind) ? tactic.rows > 16 : tactic.rows <= 128);
+  if (tactic.family == kWalking) return true;
+  const int fewest = is_prepared(kind) || has_scales(kind) ? 32 : 16, most = is_prepared(kind) ? 256 : 128;
+  return tactic.rows >= fewest && tactic.rows <= most;
 }
 
 // Blocks work alone on all tiles, or on as many as each block gets equally often, whichever ends sooner.
@@ -154,7 +159,10 @@ WalkPlan plan_walk(const ProductShape &shape, int tile_rows, int processors) {
         std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
         kStart + time_of_rounds(alone, steps, kWalkRows) +
             (is_prepared(shape.kind) ? kHalfTile : kHalfBytes) * time_of_rounds(order.rests(), steps, kWalkRows / 2) +
-            last + (shape.kind == kBytesByBlock ? kWalkEnd * ends : 0)};
+            last +
+            ends * (is_prepared(shape.kind)       ? 0
+                    : shape.kind == kBytesByBlock ? kWalkEndByBlock
+                                                  : kWalkEnd)};
   };
   const int even = order.tiles() / most * most;
   const WalkPlan all = plan(order.tiles());
