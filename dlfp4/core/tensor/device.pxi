@@ -31,9 +31,9 @@ cdef str remedy_of_device(str type):
     """What the caller may have meant by a name that is no device type of DLPack's."""
     if type == "meta":
         return "; PyTorch's 'meta' is no memory: name the device on which it shall lie, as 'cpu'"
-    name = OTHER_NAMES.get(type)
-    if name is None:
+    if type not in OTHER_NAMES:
         return did_you_mean(type, DEVICE_CODES)
+    name = OTHER_NAMES[type]
     return f"; DLPack's name is {name!r}" if name else ""
 
 
