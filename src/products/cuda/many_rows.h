@@ -79,7 +79,7 @@ DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
   return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + scale_stage_bytes(kind, rows, halves) + kBarrierBytes;
 }
 
-// Of each of so many blocks of threads on a multiprocessor.
+// Shared memory of each of so many blocks of threads on a multiprocessor.
 DLFP4_RULE int shared_of_blocks(int at_once) {
   constexpr int kOwnOfBlock = 1024;  // what the driver keeps of each
   return (kMostShared + kOwnOfBlock) / at_once - kOwnOfBlock;

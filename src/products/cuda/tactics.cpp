@@ -43,7 +43,7 @@ constexpr double kSharing = 2.5;     // of the walk: two blocks of threads excha
 constexpr double kReadAgain = 0.65;  // of bytes: the share of weights that each further tile of rows reads, from L2
 constexpr double kWalkEnd = 0.5, kWalkEndByBlock = 4.2;  // of bytes: a tile's results
 constexpr double kNextWave = 2.0;                        // of bytes: first loads of blocks that start late
-constexpr double kNextPair = 3.5;                        // the same of pairs of bytes by block
+constexpr double kNextPair = 3.5;                        // the same of pairs that are ahead of sums
 constexpr double kExchange = 0.35;                       // of bytes: what clusters wait for one another, a rank,
 constexpr double kOfRow = 0.005;                         // and for the sums of a row in half a tile
 constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
