@@ -58,6 +58,11 @@ def on_host(x: Tensor) -> Array:
     return x.to_device("cpu").to_numpy()
 
 
+def as_floats(*parts: Tensor) -> list[Array]:
+    """Scales and biases as arrays of float32, in which each is exact."""
+    return [on_host(dlfp4.cast(part, "float32")) for part in parts]
+
+
 def unpacked(octets: Array) -> Array:
     """The two codes of each byte, the low one first."""
     codes: Array = np.stack((octets & 15, octets >> 4), -1).reshape((*octets.shape[:-1], octets.shape[-1] * 2))
@@ -306,9 +311,7 @@ def steps_to_zero(scales: Tensor, biases: Tensor) -> Array:
     """How many scales lie between zero and the value of code 0, of groups in which this is a number. MLX has a group's
     largest magnitude on code 0, so that they tell how many codes there are.
     """
-    worth, bias = (
-        dlfp4.cast(part, "float32").to_device("cpu").to_numpy().astype(np.float64) for part in (scales, biases)
-    )
+    worth, bias = (each.astype(np.float64) for each in as_floats(scales, biases))
     counts = np.isfinite(worth) & np.isfinite(bias) & ((worth != 0) | (bias != 0))
     with np.errstate(divide="ignore"):
         steps: Array = -bias[counts] / worth[counts]
@@ -333,8 +336,7 @@ def are_of_four_bits(steps: Array) -> bool:
 
 def is_symmetric(scales: Tensor, biases: Tensor) -> bool:
     """Whether biases put the middle of codes of 4 bits on zero."""
-    wide = (dlfp4.cast(part, "float32").to_device("cpu").to_numpy() for part in (scales, biases))
-    worth, bias = wide
+    worth, bias = as_floats(scales, biases)
     return bool(np.array_equal(bias, np.float32(-MIDDLE) * worth, equal_nan=True))
 
 
