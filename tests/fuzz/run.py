@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus.txt"
 PATIENCE = 60  # seconds without a new case, after which a process hangs
-COUNTS = struct.Struct("qqq")  # the number of the case under way; how many were taken, and how many refused
+COUNTS = struct.Struct("qqq")  # the position of the case under way; how many were taken, and how many refused
 MOST_FAULTS = 5  # of a target, before it is left
 
 
@@ -40,10 +40,15 @@ class Outcome:
         return f"{self.name:<12}{self.executions:>12,} cases {share} {rate:>9,.0f}/s {len(self.faults):>3} faults"
 
 
-def corpus():
-    """The cases that once failed: target, seed, number."""
+def corpus(name):
+    """The cases of a target that once failed: seed, number."""
     lines = (line.partition("#")[0].split() for line in CORPUS.read_text().splitlines())
-    return [(name, int(seed), int(number)) for name, seed, number in filter(None, lines)]
+    return [(int(seed), int(number)) for target, seed, number in filter(None, lines) if target == name]
+
+
+def nth_case(known, seed, position):
+    """Seed and number of the case at a position: those that once failed come first."""
+    return known[position] if 0 <= position < len(known) else (seed, position - len(known))
 
 
 # ---- The process of a target
@@ -62,16 +67,17 @@ def work(options):
     run = targets.TARGETS[options.only]
     with open(options.counts, "r+b") as file:
         counts = mmap.mmap(file.fileno(), COUNTS.size)
-    number, end = options.case, options.case + options.most
+    known = corpus(options.only)
+    position, end = options.case, len(known) + options.most
     taken = refused = 0
     deadline = time.monotonic() + options.seconds
-    while number < end and time.monotonic() < deadline:
-        COUNTS.pack_into(counts, 0, number, taken, refused)
-        if run(case_of(options.only, options.seed, number)):
+    while position < end and (position < len(known) or time.monotonic() < deadline):
+        COUNTS.pack_into(counts, 0, position, taken, refused)
+        if run(case_of(options.only, *nth_case(known, options.seed, position))):
             taken += 1
         else:
             refused += 1
-        number += 1
+        position += 1
     COUNTS.pack_into(counts, 0, -1, taken, refused)
     targets.finish()
 
@@ -80,7 +86,7 @@ def work(options):
 
 
 def run_target(outcome, seed, first, seconds, most):
-    """Run a target from a case on; returns the number of the case that failed, or None."""
+    """Run a target from a position on; returns that of the case that failed, or None."""
     with tempfile.NamedTemporaryFile(prefix="dlfp4-fuzz-") as file, tempfile.TemporaryFile("w+") as errors:
         file.write(COUNTS.pack(first, 0, 0))
         file.flush()
@@ -96,15 +102,16 @@ def run_target(outcome, seed, first, seconds, most):
         command += [f"--{name}={value}" for name, value in given.items()]
         process = subprocess.Popen(command, stdout=errors, stderr=errors)
         hangs = watch(process, Path(file.name))
-        number, taken, refused = COUNTS.unpack(Path(file.name).read_bytes())
+        position, taken, refused = COUNTS.unpack(Path(file.name).read_bytes())
         outcome.taken += taken
         outcome.executions += taken + refused
-        if process.returncode == 0 and number < 0:
+        if process.returncode == 0 and position < 0:
             return None
+        seed, number = nth_case(corpus(outcome.name), seed, position)
         errors.seek(0)
         how = f"hangs for {PATIENCE} s" if hangs else f"exit status {process.returncode}"
         outcome.faults.append(f"--only {outcome.name} --seed {seed} --case {number}: {how}\n{errors.read()[-4000:]}")
-        return number
+        return position
 
 
 def watch(process, counts):
@@ -127,12 +134,9 @@ def watch(process, counts):
 def fuzz(name, seed, seconds, most):
     """All of a target: what once failed, then new cases until the time is over."""
     outcome, start = Outcome(name), time.monotonic()
-    for known, old_seed, number in corpus():
-        if known == name:
-            run_target(outcome, old_seed, number, PATIENCE, 1)
-    first, end = 0, time.monotonic() + seconds
-    while first is not None and first < most and time.monotonic() < end and len(outcome.faults) < MOST_FAULTS:
-        failed = run_target(outcome, seed, first, end - time.monotonic(), most - first)
+    first, end = 0, start + seconds
+    while first is not None and time.monotonic() < end and len(outcome.faults) < MOST_FAULTS:
+        failed = run_target(outcome, seed, first, end - time.monotonic(), most)
         first = None if failed is None else failed + 1
     outcome.seconds = time.monotonic() - start
     return outcome

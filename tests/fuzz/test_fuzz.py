@@ -27,9 +27,9 @@ def test_random_cases():
 
 
 def test_a_fault_is_reported_with_its_number(tmp_path):
-    """A target that fails at a certain number, in a copy of the folder."""
-    for name in ("run.py", "corpus.txt"):
-        (tmp_path / name).write_text(RUN.with_name(name).read_text())
+    """A target that fails at certain numbers, in a copy of the folder: that of its corpus comes first."""
+    (tmp_path / "run.py").write_text(RUN.read_text())
+    (tmp_path / "corpus.txt").write_text("fails 3 0\nanother 0 3\nfails 3 8  # planted\n")
     (tmp_path / "targets.py").write_text(
         "def fails(rng):\n"
         "    assert rng.random() < 0.9, 'planted'\n"
@@ -40,8 +40,10 @@ def test_a_fault_is_reported_with_its_number(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1
     assert "planted" in done.stdout
-    number = done.stdout.partition("--case ")[2].partition(":")[0]
-    again = subprocess.run([*command, "--only", "fails", "--case", number], capture_output=True, text=True, check=False)
+    found = re.findall(r"--only fails --seed (\d+) --case (\d+):", done.stdout)
+    assert found == [("3", "8"), ("0", "7"), ("0", "10"), ("0", "13"), ("0", "35")]
+    case = ("--only", "fails", "--seed", "3", "--case", "8")
+    again = subprocess.run([*command, *case], capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "planted" in again.stderr
 
