@@ -1,5 +1,5 @@
 // What the kernel tests share: guarded memory, an independent walk over elements, odd inputs.
-// Layout: any view; elements are read and written a bit at a time, by the plainest code there is.
+// Layout: any view; what is no whole bytes is read and written a bit at a time, by the plainest code there is.
 // Trick: memory ends at a page that faults, so one byte read or written too far ends the program.
 #ifndef DLFP4_TESTS_KERNELS_SUPPORT_H_
 #define DLFP4_TESTS_KERNELS_SUPPORT_H_
@@ -162,8 +162,13 @@ struct Code {
 
 inline Code get_element(Type type, const uint8_t *data, int64_t offset) {
   Code code = {};
+  const int bits = kTypes[type.row].bits;
   const int64_t first = offset * spacing_in_bits(type);
-  for (int bit = 0; bit < kTypes[type.row].bits; ++bit) {
+  if (bits % 8 == 0) {
+    memcpy(code.byte, data + first / 8, static_cast<size_t>(bits / 8));
+    return code;
+  }
+  for (int bit = 0; bit < bits; ++bit) {
     const int64_t at = first + bit;
     code.byte[bit / 8] |= (data[at >> 3] >> (at & 7) & 1) << bit % 8;
   }
@@ -171,8 +176,12 @@ inline Code get_element(Type type, const uint8_t *data, int64_t offset) {
 }
 
 void put_element(Type type, uint8_t *data, int64_t offset, Code code) {
-  const int64_t first = offset * spacing_in_bits(type);
-  for (int bit = 0; bit < spacing_in_bits(type); ++bit) {
+  const int64_t spacing = spacing_in_bits(type), first = offset * spacing;
+  if (spacing % 8 == 0) {
+    memcpy(data + first / 8, code.byte, static_cast<size_t>(spacing / 8));
+    return;
+  }
+  for (int bit = 0; bit < spacing; ++bit) {
     const int64_t at = first + bit;
     const uint8_t mask = static_cast<uint8_t>(1 << (at & 7));
     const bool set = code.byte[bit / 8] >> bit % 8 & 1;
