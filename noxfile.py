@@ -137,7 +137,7 @@ def build_kernels(session: nox.Session, folder: Path, *options: str) -> None:
 def run_kernels(session: nox.Session, folder: Path) -> None:
     """Run every C++ test of a build, one a core."""
     options = ("--output-on-failure", "--no-tests=error", "--parallel", str(os.cpu_count()))
-    session.run("ctest", "--test-dir", str(folder), *options)
+    session.run("ctest", "--test-dir", str(folder), *options, env=SHARED)
 
 
 def run_installed(session: nox.Session, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
