@@ -16,6 +16,7 @@ import dlfp4
 ROOT = Path(__file__).resolve().parents[2]
 NO_NVCC = "-DDLFP4_NVCC="
 
+same_on_every_python = pytest.mark.arithmetic  # and takes seconds
 needs_cmake = pytest.mark.skipif(not shutil.which("cmake"), reason="cmake is not on PATH")
 
 
@@ -32,6 +33,7 @@ def configure(folder, *options):
     return done.returncode, re.sub(r"\s+", " ", done.stdout + done.stderr)
 
 
+@same_on_every_python
 @needs_cmake
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -46,6 +48,7 @@ def test_the_decision_is_printed(tmp_path, options, said):
     assert said in output
 
 
+@same_on_every_python
 @needs_cmake
 @pytest.mark.parametrize("decision", ["AUTO", "ON"])
 def test_the_gpus_compiled_for_are_printed(tmp_path, decision):
@@ -55,6 +58,7 @@ def test_the_gpus_compiled_for_are_printed(tmp_path, decision):
     assert f"DLFP4_CUDA={decision}, CUDA kernels for 80 90a by {tmp_path}/nvcc 13.0.48" in output
 
 
+@same_on_every_python
 @needs_cmake
 def test_an_older_nvcc_leaves_families_to_ptx(tmp_path):
     options = [fake_nvcc(tmp_path, "12.4.99"), "-DDLFP4_CUDA_ARCHITECTURES=80;90a;100f;120f"]
@@ -63,6 +67,7 @@ def test_an_older_nvcc_leaves_families_to_ptx(tmp_path):
     assert f"CUDA kernels for 80 90a by {tmp_path}/nvcc 12.4.99" in output
 
 
+@same_on_every_python
 @needs_cmake
 def test_an_nvcc_that_miscompiles_is_refused(tmp_path):
     status, output = configure(tmp_path, fake_nvcc(tmp_path, "13.2.1"))
@@ -70,6 +75,7 @@ def test_an_nvcc_that_miscompiles_is_refused(tmp_path):
     assert "nvcc 13.2.1 miscompiles" in output
 
 
+@same_on_every_python
 @needs_cmake
 def test_an_nvcc_that_does_not_run_is_refused(tmp_path):
     status, output = configure(tmp_path, f"-DDLFP4_NVCC={tmp_path}/nothing")
@@ -77,6 +83,7 @@ def test_an_nvcc_that_does_not_run_is_refused(tmp_path):
     assert f"{tmp_path}/nothing" in output
 
 
+@same_on_every_python
 @needs_cmake
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -99,6 +106,7 @@ def test_what_cannot_be_built_is_refused(tmp_path, options, said):
     assert said in output
 
 
+@same_on_every_python
 @needs_cmake
 @pytest.mark.parametrize("flags", ["", "-fsanitize=address"])
 def test_kernels_are_hardened(tmp_path, flags):
