@@ -42,6 +42,9 @@ WATCHED = "-fsanitize=thread -g1 -fno-builtin-memcpy -fno-builtin-memset"
 # For a process a core: threads of BLAS, and threads that spin while they wait, would take the cores from the others.
 SHARED = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
+# A process a core, each with a row of files, for which fixtures of modules are made once.
+PARALLEL = ("--numprocesses", "auto", "--dist", "worksteal")
+
 # Frameworks that cannot share an environment with the others: name, requirements.
 APART = {
     "paddle": ["paddlepaddle"],
@@ -171,7 +174,7 @@ def test(session: nox.Session) -> None:
         install_weights(session)
     session.install("pytest-xdist", *PINNED)
     chosen = () if session.python == FULL else OF_PYTHON
-    parallel, env = ((), {}) if on_gpu else (("--numprocesses", "auto"), SHARED)
+    parallel, env = ((), {}) if on_gpu else (PARALLEL, SHARED)
     session.run("pytest", *parallel, *chosen, *session.posargs, env=env)
 
 
@@ -189,7 +192,7 @@ def threads(session: nox.Session) -> None:
     session.env["PIP_CONSTRAINT"] = THREADS  # what is built with, too
     session.install(".", "pytest", "pytest-xdist", "hypothesis", "platformdirs", HOST_ONLY)
     session.run("python", "-P", "-W", "error", "-c", "import sys, dlfp4; sys.exit(sys._is_gil_enabled())")
-    session.run("pytest", "--numprocesses", "auto", *OF_PYTHON, *session.posargs, env=SHARED)
+    session.run("pytest", *PARALLEL, *OF_PYTHON, *session.posargs, env=SHARED)
 
 
 @nox.session(python="3.13t")
