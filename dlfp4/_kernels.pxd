@@ -425,8 +425,7 @@ cdef extern from "gpu/kernels.h" nogil:
     bint dlfp4_cuda_reads_rows_of_bytes(const void *, const int64_t *, int64_t, int64_t)
     dlfp4_status dlfp4_cuda_read_bytes(const dlfp4_lines *, int64_t, int64_t, dlfp4_cuda_bytes *)
     int64_t dlfp4_cuda_bucket_of_rows(int64_t)
-    int64_t dlfp4_cuda_bytes_workspace(const dlfp4_cuda_bytes_product *, int)
-    int dlfp4_cuda_matmul_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, int, void *)
+    int dlfp4_cuda_multiply_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, int)
     ctypedef struct dlfp4_cuda_routing:
         int64_t experts
         const void *ends

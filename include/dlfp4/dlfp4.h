@@ -222,8 +222,7 @@ DLFP4_API int64_t dlfp4_matmul_workspace(const dlfp4_scaled_tensor *a, const dlf
  * @param b          Likewise.
  * @param out        (M, N) of float32, bfloat16 or float16; on a device in compact rows.
  * @param options    NULL: alpha = 1, exact; on a device it is exact.
- * @param workspace  Of dlfp4_matmul_workspace() bytes; on the host of any alignment. On a device aligned to 16 bytes,
- * or NULL, which gives the same bits, more slowly where rows are many.
+ * @param workspace  Of dlfp4_matmul_workspace() bytes, of any alignment; on a device these are 0, and it is not read.
  * @return On the host DLFP4_E_OPTION: no workspace. On a device DLFP4_E_DTYPE: other elements. DLFP4_E_OPTION: other
  * scales, or on one side alone. DLFP4_E_SHAPE: rows or K that its copies do not read. DLFP4_E_CUDA_KERNELS: another
  * compute capability. */

@@ -64,7 +64,7 @@ dlfp4_status vecdot_on_cuda(const Place &place, const Factor &a, const Factor &b
 
 // -1 where the call will be refused.
 int64_t matmul_workspace_on_cuda(const Product &product);
-dlfp4_status matmul_on_cuda(const Product &product, void *workspace);
+dlfp4_status matmul_on_cuda(const Product &product);
 int64_t grouped_matmul_workspace_on_cuda(const Product &product, const Experts &experts);
 dlfp4_status grouped_matmul_on_cuda(const Product &product, const Experts &experts, void *workspace);
 

@@ -230,7 +230,7 @@ dlfp4_status dlfp4_matmul(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tenso
                           const dlfp4_matmul_options *options, void *workspace, void *stream) {
   dlfp4::api::Product p;
   if (const dlfp4_status status = dlfp4::api::read_matmul(a, b, out, options, stream, &p)) return status;
-  if (!p.place.on_host) return dlfp4::api::matmul_on_cuda(p, workspace);
+  if (!p.place.on_host) return dlfp4::api::matmul_on_cuda(p);
   return dlfp4_host_matmul(&p.factors[0].lines, &p.factors[1].lines, p.length, &p.out, &p.options, workspace);
 }
 

@@ -135,6 +135,12 @@ __device__ inline void store_matrices(uint32_t address, const uint32_t *from) {
                : "memory");
 }
 
+// The same of two.
+__device__ inline void store_two_matrices(uint32_t address, const uint32_t *from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(from[0]), "r"(from[1])
+               : "memory");
+}
+
 // Four matrices turned around; the lane's address is that of a row.
 __device__ inline void store_matrices_turned(uint32_t address, const uint32_t *from) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(from[0]),
@@ -331,12 +337,16 @@ __device__ inline uint64_t describe_rows(uint32_t address) {
 #define DLFP4_SUM4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define DLFP4_SUM8(i) DLFP4_SUM4(i), DLFP4_SUM4(i + 4)
 #define DLFP4_SUM16(i) DLFP4_SUM4(i), DLFP4_SUM4(i + 4), DLFP4_SUM4(i + 8), DLFP4_SUM4(i + 12)
+#define DLFP4_SUM48(i) DLFP4_SUM16(i), DLFP4_SUM16(i + 16), DLFP4_SUM16(i + 32)
 #define DLFP4_SUM64(i) DLFP4_SUM16(i), DLFP4_SUM16(i + 16), DLFP4_SUM16(i + 32), DLFP4_SUM16(i + 48)
 #define DLFP4_NAME8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define DLFP4_NAME16 DLFP4_NAME8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define DLFP4_NAME28 DLFP4_NAME16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
 #define DLFP4_NAME32 DLFP4_NAME16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define DLFP4_NAME48 DLFP4_NAME32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define DLFP4_NAME56 DLFP4_NAME48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define DLFP4_NAME64 DLFP4_NAME48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DLFP4_NAME72 DLFP4_NAME64 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define DLFP4_NAME80 DLFP4_NAME64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define DLFP4_NAME96 DLFP4_NAME80 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define DLFP4_NAME112 \
@@ -408,20 +418,30 @@ __device__ inline void multiply_rows(float *sums, const uint32_t *a, uint64_t b,
                : __VA_ARGS__                                                                             \
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 
-#define DLFP4_MULTIPLY_BYTES(types)                                                                     \
-  if constexpr (Rows == 16)                                                                             \
-    DLFP4_WGMMA_BYTES("16", types, DLFP4_NAME8, "%8", "%9", "%10", DLFP4_SUM8(0));                      \
-  else if constexpr (Rows == 32)                                                                        \
-    DLFP4_WGMMA_BYTES("32", types, DLFP4_NAME16, "%16", "%17", "%18", DLFP4_SUM16(0));                  \
-  else if constexpr (Rows == 64)                                                                        \
-    DLFP4_WGMMA_BYTES("64", types, DLFP4_NAME32, "%32", "%33", "%34", DLFP4_SUM16(0), DLFP4_SUM16(16)); \
-  else                                                                                                  \
+#define DLFP4_MULTIPLY_BYTES(types)                                                                                    \
+  if constexpr (Rows == 16)                                                                                            \
+    DLFP4_WGMMA_BYTES("16", types, DLFP4_NAME8, "%8", "%9", "%10", DLFP4_SUM8(0));                                     \
+  else if constexpr (Rows == 32)                                                                                       \
+    DLFP4_WGMMA_BYTES("32", types, DLFP4_NAME16, "%16", "%17", "%18", DLFP4_SUM16(0));                                 \
+  else if constexpr (Rows == 64)                                                                                       \
+    DLFP4_WGMMA_BYTES("64", types, DLFP4_NAME32, "%32", "%33", "%34", DLFP4_SUM16(0), DLFP4_SUM16(16));                \
+  else if constexpr (Rows == 56)                                                                                       \
+    DLFP4_WGMMA_BYTES("56", types, DLFP4_NAME28, "%28", "%29", "%30", DLFP4_SUM16(0), DLFP4_SUM8(16), DLFP4_SUM4(24)); \
+  else if constexpr (Rows == 96)                                                                                       \
+    DLFP4_WGMMA_BYTES("96", types, DLFP4_NAME48, "%48", "%49", "%50", DLFP4_SUM48(0));                                 \
+  else if constexpr (Rows == 112)                                                                                      \
+    DLFP4_WGMMA_BYTES("112", types, DLFP4_NAME56, "%56", "%57", "%58", DLFP4_SUM48(0), DLFP4_SUM8(48));                \
+  else if constexpr (Rows == 144)                                                                                      \
+    DLFP4_WGMMA_BYTES("144", types, DLFP4_NAME72, "%72", "%73", "%74", DLFP4_SUM64(0), DLFP4_SUM8(64));                \
+  else                                                                                                                 \
     DLFP4_WGMMA_BYTES("128", types, DLFP4_NAME64, "%64", "%65", "%66", DLFP4_SUM64(0))
 
 // Elements are E4M3 or E5M2.
 template <bool IsE5m2, bool IsE5m2OfB, int Rows>
 __device__ inline void multiply_bytes(float *sums, uint64_t a, uint64_t b, bool adds) {
-  static_assert(Rows == 16 || Rows == 32 || Rows == 64 || Rows == 128, "");
+  static_assert(
+      Rows == 16 || Rows == 32 || Rows == 56 || Rows == 64 || Rows == 96 || Rows == 112 || Rows == 128 || Rows == 144,
+      "");
   if constexpr (IsE5m2 && IsE5m2OfB) {
     DLFP4_MULTIPLY_BYTES("e5m2.e5m2");
   } else if constexpr (IsE5m2) {

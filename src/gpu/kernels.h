@@ -183,15 +183,6 @@ int64_t dlfp4_cuda_bucket_of_rows(int64_t rows);
 int dlfp4_cuda_choose_tactic(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactic);
 int dlfp4_cuda_choose_bytes_tactic(int device, const dlfp4_cuda_bytes_product *product, int *tactic);
 
-/* The bytes, on the device and aligned to 16, in which x's scales of neighbouring rows are brought together for a
- * tactic that copies them in bulk, where that saves more than it costs; else 0. A tactic of -1: for any. */
-int64_t dlfp4_cuda_bytes_workspace(const dlfp4_cuda_bytes_product *product, int tactic);
-
-/* dlfp4_cuda_multiply_bytes with such a workspace, for which the image of blocks is to be loaded as well; with NULL
- * scales are read as they lie. The bits are the same. */
-int dlfp4_cuda_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product, int tactic,
-                            void *workspace);
-
 /* The products of dlfp4_host_grouped_matmul, with everything on the device, where the host does not look: ends that
  * decrease or are beyond the product's rows count as the nearest ones that do not, and rows with an index out of range
  * as none. Routed rows beyond the last end are zero. A product has all experts' weights: `columns` rows of each, one
@@ -225,8 +216,9 @@ int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_p
 int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
                                       const dlfp4_cuda_routing *routing);
 
-/* The same, with a workspace that has room for x's scales as well, where it brings them together, for which the image
- * of blocks is to be loaded as well: see dlfp4_cuda_matmul_bytes. */
+/* The same, with a workspace that has room for x's scales as well, which it brings together, those of neighbouring
+ * rows, where that saves more than it costs: then the image of blocks is to be loaded as well. The bits are the same.
+ */
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
                                                   const dlfp4_cuda_routing *routing);
 int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing);

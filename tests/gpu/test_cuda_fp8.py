@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("torch", "hopper")]
 
 ROWS = ("fp8_e4m3", "fp8_row", "fp8_1x128")
 WEIGHTS = (*ROWS, "fp8_128x128")
-TACTICS = [name for name in _tactic_names() if not name.startswith(("stream", "256x"))]  # those read prepared weights
+# Those that read prepared weights left out.
+TACTICS = [name for name in _tactic_names() if name not in ("stream", "walk") and not name.startswith("256x")]
 # One tile, tails of each side, K that no 128 divides, more ranks than K has blocks for, half tiles, several tiles.
 SHAPES = [
     (1, 8, 128), (3, 72, 256), (16, 128, 384), (17, 200, 1024), (64, 64, 4096), (100, 328, 640), (128, 2112, 512),
@@ -41,11 +42,18 @@ def run(torch, a, b, tactic, dtype="float32", alpha=1.0):
 
 
 def has_kernel(tactic, a, b):
-    """With scales along K there are no tiles of 16 rows, and short walks only where 128 columns share a scale."""
+    """Of tiles of 16 rows there are kernels without scales along K. Walks have tiles of columns within 128 that share a
+    scale, other columns where none do, and of both 128x128; rows of weights with scales of their own leave only that,
+    and 256x128.
+    """
     of_a, of_b = (each.format.name if isinstance(each, dlfp4.ScaledTensor) else "" for each in (a, b))
-    if "128" not in of_a + of_b:
-        return True
-    return not tactic.startswith("16x") and (tactic != "walk128" or ("row" not in of_b and "1x" not in of_b))
+    has_scales = "128" in of_a + of_b
+    if not tactic.startswith("walk"):
+        return not (has_scales and tactic.startswith("16x"))
+    rows, columns = map(int, tactic.removeprefix("walk").removeprefix("2x").split("x"))
+    if has_scales and of_b.startswith(("fp8_1x128", "fp8_row")):
+        return columns == 128 and rows >= 128
+    return rows <= 128 and ((rows, columns) == (128, 128) or has_scales == (128 % columns == 0))
 
 
 def tactics_of(a, b):
@@ -165,11 +173,12 @@ def test_many_tiles_of_few_blocks(torch, depth, names):
     """Of each multiprocessor, so that tiles go round the ring of stages, or two share memory: the same bits."""
     a, w = quantized((300, depth), names[0]), quantized((33800, depth), names[1], 1)
     expected = run(torch, a, w.mT, "128x128")
-    for tactic in ("walk128", "walk", "64x128", "32x128"):
+    others = [name for name in tactics_of(a, w.mT) if name.startswith("walk")]
+    for tactic in (*others, "64x128", "32x128"):
         assert torch.equal(run(torch, a, w.mT, tactic), expected), tactic
 
 
-@pytest.mark.parametrize("tactic", ["64x128", "2x128x128", "walk", "walk128"])
+@pytest.mark.parametrize("tactic", ["64x128", "128x128", "walk2x64x64", "walk128x128"])
 @pytest.mark.parametrize("rows", [48, 300, 1027])
 def test_layouts_of_scales(torch, rows, tactic):
     """The same bytes, whichever way the scales lie: linear, or as cuBLAS has them."""

@@ -152,8 +152,8 @@ SHAPES_OF_TACTICS = [
 ]  # fmt: skip
 
 
-OF_BYTES = ("16x", "2x", "walk128")  # FP8 by FP8 alone
-TACTICS = [name for name in _tactic_names() if not name.startswith(OF_BYTES)]
+OF_BYTES = ("16x", "walk")  # FP8 by FP8 alone, but for "walk" itself
+TACTICS = [name for name in _tactic_names() if name == "walk" or not name.startswith(OF_BYTES)]
 
 
 def tactics_of_image():

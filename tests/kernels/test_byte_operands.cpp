@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kWorkspaceOfGroups = 96;
 
 struct Asked {
-  int turned, multiplied, grouped;  // how often
-  int64_t rows, columns;            // of scales that were turned
+  int turned, grouped;    // how often
+  int64_t rows, columns;  // of scales that were turned
   const void *from, *to;
   dlfp4_cuda_bytes_product product;  // the last one
   int64_t rows_of_choice;
@@ -62,12 +62,6 @@ int dlfp4_cuda_convert_scales(int, uintptr_t, const void *src, int src_layout, v
   asked.rows = rows;
   asked.columns = columns;
   return asked.fails ? 719 : 0;
-}
-
-int dlfp4_cuda_multiply_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *product, int) {
-  ++asked.multiplied;
-  asked.product = *product;
-  return 0;
 }
 
 int dlfp4_cuda_multiply_grouped_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *product,
@@ -214,12 +208,6 @@ void test_choices() {
 
 // --- Scales that lie together ------------------------------------------------------------------
 
-int tactic_named(const char *name) {
-  int number = 0;
-  while (strcmp(kTactics[number].name, name) != 0) ++number;
-  return number;
-}
-
 dlfp4_cuda_bytes_product product_of(int64_t rows) {
   dlfp4_cuda_bytes_product product = {};
   product.rows = rows;
@@ -236,36 +224,6 @@ bool is_as_it_was(const dlfp4_cuda_bytes &x) { return x.scales == scales && x.sc
 
 bool is_brought(const dlfp4_cuda_bytes &x, const void *at, int64_t pitch) {
   return x.scales == at && x.scale_stride == 1 && x.scale_step == pitch;
-}
-
-void test_matmul() {
-  const int walk = tactic_named("walk"), shared = tactic_named("64x128");
-  dlfp4_cuda_bytes_product product = product_of(1027);
-  check(dlfp4_cuda_bytes_workspace(&product, walk) == 1028 * 3 * 4, "a workspace", "walk");
-  check(dlfp4_cuda_bytes_workspace(&product, -1) == 1028 * 3 * 4, "a workspace", "any");
-  check(dlfp4_cuda_bytes_workspace(&product, shared) == 0, "no workspace", "64x128");
-  asked = {};
-  check(dlfp4_cuda_matmul_bytes(0, 0, &product, walk, memory) == 0 && asked.turned == 1, "scales are brought", "walk");
-  check(asked.from == scales && asked.to == memory && asked.rows == 1027 && asked.columns == 3, "which", "walk");
-  check(asked.multiplied == 1 && is_brought(asked.product.x, memory, 1028), "and read there", "walk");
-  check(
-      dlfp4_cuda_matmul_bytes(0, 0, &product, walk, nullptr) == 0 && asked.turned == 1 && is_as_it_was(asked.product.x),
-      "without a workspace they are read as they lie", "walk");
-  check(dlfp4_cuda_matmul_bytes(0, 0, &product, shared, memory) == 0 && asked.turned == 1 &&
-            is_as_it_was(asked.product.x),
-        "nor are they brought", "64x128");
-  asked.fails = true;
-  const int before = asked.multiplied;
-  check(dlfp4_cuda_matmul_bytes(0, 0, &product, walk, memory) == 719 && asked.multiplied == before, "a failure",
-        "walk");
-  product = product_of(1023);
-  check(dlfp4_cuda_bytes_workspace(&product, walk) == 0, "few rows", "1023");
-  product = product_of(1027);
-  product.x.scale_step = 0;  // one a row
-  check(dlfp4_cuda_bytes_workspace(&product, walk) == 0, "a scale a row", "1027");
-  product = product_of(1027);
-  product.x.scale_stride = 4;  // rows of scales apart
-  check(dlfp4_cuda_bytes_workspace(&product, walk) == 0, "scales apart", "1027");
 }
 
 void test_groups() {
@@ -305,7 +263,6 @@ int main() {
   test_sides_that_are_refused();
   test_buckets();
   test_choices();
-  test_matmul();
   test_groups();
   return dlfp4::report();
 }

@@ -34,75 +34,79 @@ void describe(const ProductShape &shape, int processors) {
 
 // --- The order of the walk ---------------------------------------------------------------------
 
-// How often each half tile of y is multiplied.
+// How often each tile of y is multiplied, or each half tile where there are rests of rows.
 struct Count {
   const WalkOrder &order;
-  int halves;  // of a column of tiles
+  int rows_of_unit, columns, across;  // of y in units, rows and columns of tiles
   std::vector<int> times;
   int sharers = 0;  // blocks of threads with a shared tile
   bool is_inside = true;
 
-  Count(const WalkOrder &walk, int64_t rows)
+  Count(const WalkOrder &walk, const Tactic &tactic, const ProductShape &shape)
       : order(walk),
-        halves(static_cast<int>((rows + kWalkRows / 2 - 1) / (kWalkRows / 2))),
-        times(static_cast<size_t>(walk.row_blocks) * static_cast<size_t>(halves)) {}
+        rows_of_unit(tactic.family == kWalking ? tactic.rows / 2 : tactic.rows),
+        columns(static_cast<int>((shape.columns + tactic.columns - 1) / tactic.columns)),
+        across(static_cast<int>((shape.rows + rows_of_unit - 1) / rows_of_unit)),
+        times(static_cast<size_t>(columns) * static_cast<size_t>(across)) {}
 
-  void add(WalkOrder::Place place, int count) {
-    is_inside &= place.row_block < order.row_blocks;
-    for (int i = 0; i < count && is_inside; ++i) {
-      const int half = place.first_row / (kWalkRows / 2) + i;
-      if (half < halves)
-        ++times[static_cast<size_t>(place.row_block) * static_cast<size_t>(halves) + static_cast<size_t>(half)];
-      else
-        is_inside &= i > 0;  // the second half of a last tile that is not full
+  void add(WalkOrder::Place place, int units) {
+    is_inside &= place.row_block < order.row_blocks && place.first_row < order.x_tiles * order.rows + rows_of_unit;
+    for (int i = 0; i < units && is_inside; ++i) {
+      const int unit = place.first_row / rows_of_unit + i;
+      if (place.row_block < columns && unit < across)  // beyond is nothing, for the sake of a cluster or half a tile
+        ++times[static_cast<size_t>(place.row_block) * static_cast<size_t>(across) + static_cast<size_t>(unit)];
     }
   }
 };
 
-// As Walk does, for a block of threads.
+// As the kernels do, for a block of threads.
 void walk_block(const WalkOrder &order, int block, int blocks, Count *count) {
+  const int units = order.rows / count->rows_of_unit;
   for (int rest = blocks - 1 - block; rest < order.rests(); rest += blocks) count->add(order.place_of_rest(rest), 1);
-  const int halves = order.rows / (kWalkRows / 2);
-  for (int tile = block; tile < order.alone; tile += blocks) count->add(order.place_of(tile), halves);
+  for (int tile = block; tile < order.alone; tile += blocks) count->add(order.place_of(tile), units);
   const int tile = order.shared_tile(block / kWalkRanks);
   if (tile == order.kNone) return;
   ++count->sharers;
-  if (block % kWalkRanks == 0) count->add(order.place_of(tile), 2);
+  if (block % kWalkRanks == 0) count->add(order.place_of(tile), units);
 }
 
-// Blocks of threads of a cluster have tiles of the same rows, equally many.
-void test_sharing(const WalkPlan &plan) {
-  const WalkOrder &order = plan.order;
-  const auto are_alike = [](WalkOrder::Place first, WalkOrder::Place second) {
-    return first.first_row == second.first_row;
-  };
-  bool alike = order.alone % kWalkRanks == 0 && order.rests() % kWalkRanks == 0;
-  for (int tile = 0; tile < order.alone; tile += kWalkRanks)
-    alike &= are_alike(order.place_of(tile), order.place_of(tile + 1));
-  check(alike, "clusters share rows", detail);
+// Blocks of threads of a cluster have tiles of the same rows, or neighbours of the same weights, equally many.
+void test_sharing(const WalkOrder &order, bool are_pairs) {
+  bool alike = order.alone % kWalkRanks == 0 && order.rests() == 0;
+  for (int tile = 0; tile < order.alone; tile += kWalkRanks) {
+    const WalkOrder::Place first = order.place_of(tile), second = order.place_of(tile + 1);
+    alike &= are_pairs ? first.row_block == second.row_block && first.first_row + order.rows == second.first_row
+                       : first.first_row == second.first_row && first.row_block != second.row_block;
+  }
+  check(alike, are_pairs ? "clusters share weights" : "clusters share rows", detail);
 }
 
-void test_walk(const ProductShape &shape, int tile_rows, int processors) {
-  const WalkPlan plan = plan_walk(shape, tile_rows, processors);
+void test_walk(const ProductShape &shape, const Tactic &tactic, int processors) {
+  const WalkPlan plan = plan_walk(shape, tactic, processors);
   describe(shape, processors);
   check(plan.blocks >= kWalkRanks && plan.blocks % kWalkRanks == 0 && plan.blocks <= (processors < 2 ? 2 : processors),
         "blocks of the walk", detail);
   check(std::isfinite(plan.time) && plan.time > 0, "the time of the walk", detail);
-  Count count(plan.order, shape.rows);
+  Count count(plan.order, tactic, shape);
   for (int block = 0; block < plan.blocks; ++block) walk_block(plan.order, block, plan.blocks, &count);
   bool each_once = count.is_inside;
   for (int times : count.times) each_once &= times == 1;
-  check(each_once, "each half tile once", detail);
-  if (walk_sharers(shape.kind) > 1) test_sharing(plan);
+  check(each_once, "each tile once", detail);
+  if (tactic.family != kWalking) test_sharing(plan.order, tactic.family == kByteWalkPairs);
   const int shared = plan.order.tiles() - plan.order.alone;
   check(count.sharers == shared * kWalkRanks, "all blocks of threads of a shared tile run", detail);
   check(shared == 0 || shape.depth > stage_depth(shape.kind), "a shared tile has two blocks along K", detail);
 }
 
+const Tactic &tactic_named(const char *name) {
+  return *std::find_if(kTactics, kTactics + kNumTactics,
+                       [&](const Tactic &tactic) { return strcmp(tactic.name, name) == 0; });
+}
+
 // What is checked of shared tiles says nothing if there are none.
 void test_shared_tiles() {
   const ProductShape shape = {kNvfp4, 1024, 14336, 4096};
-  const WalkOrder order = plan_walk(shape, kWalkRows, 132).order;
+  const WalkOrder order = plan_walk(shape, tactic_named("walk"), 132).order;
   describe(shape, 132);
   check(order.alone == 396, "whole tiles of each block of threads", detail);
   check(order.tiles() - order.alone == 52, "shared tiles", detail);
@@ -119,7 +123,7 @@ void test_tactics(const ProductShape &shape, int processors) {
   check(std::set<int>(numbers, numbers + count).size() == static_cast<size_t>(count), "each tactic once", detail);
   for (int i = 0; i < count; ++i) {
     const Tactic &tactic = kTactics[numbers[i]];
-    const int64_t ways = tactic.family == kShared ? tactic.ranks * (kConsumers / tactic.halves) : 1;
+    const int64_t ways = tactic.family == kShared ? tactic.ranks * shares_of_depth(tactic.columns) : 1;
     check(ways <= (shape.depth + stage_depth(shape.kind) - 1) / stage_depth(shape.kind), "each part of K has a block",
           detail);
   }
@@ -132,18 +136,18 @@ void test_tactics(const ProductShape &shape, int processors) {
 
 // A warpgroup waits for every use of its stages, and may have the next block on its way while it multiplies one.
 void test_stages(const Tactic &tactic, int kind, int blocks, int at_once) {
-  const bool walks = tactic.family == kWalking;
-  const int staging = walks ? staging_bytes(kind) : 0, takers = kConsumers / tactic.halves;
+  const int staging = walks(tactic) ? staging_bytes(kind, tactic.rows, tactic.columns) : 0;
+  const int takers = shares_of_depth(tactic.columns);
   const int memory = shared_of_blocks(at_once);
-  const int stages = ring_stages(kind, tactic.rows, tactic.halves, blocks, memory - staging);
+  const int stages = ring_stages(kind, tactic.rows, tactic.columns, blocks, memory - staging);
   const int of_each = (blocks + takers - 1) / takers;
   snprintf(detail, sizeof(detail), "%s, kind %d, %d blocks: %d stages", tactic.name, kind, blocks, stages);
   check(stages % takers == 0, "no stage is shared", detail);
   check(stages / takers >= std::min(of_each, 2), "enough stages", detail);
-  const int sums = walks ? 0 : sums_bytes(tactic.rows, tactic.halves);
-  const int barriers = ring_barriers(kind, tactic.rows, tactic.halves, stages, staging, sums);
-  const int of_stages = x_stage_bytes(tactic.rows) + weight_stage_bytes(kind, tactic.halves) +
-                        scale_stage_bytes(kind, tactic.rows, tactic.halves);
+  const int sums = walks(tactic) ? 0 : sums_bytes(tactic.rows, tactic.columns);
+  const int barriers = ring_barriers(kind, tactic.rows, tactic.columns, stages, staging, sums);
+  const int of_stages = x_stage_bytes(tactic.rows) + weight_stage_bytes(kind, tactic.columns) +
+                        scale_stage_bytes(kind, tactic.rows, tactic.columns);
   check(barriers >= staging + stages * of_stages, "barriers lie behind the stages", detail);
   check(barriers >= sums, "sums do not reach barriers, which still count as such", detail);
   check(barriers + stages * kBarrierBytes <= memory, "there is memory", detail);
@@ -168,13 +172,19 @@ void test_guesses() {
   const struct {
     ProductShape shape;
     const char *name;
-  } kFastest[] = {{{kBytesByBlock, 128, 24576, 1536}, "walk128"},
-                  {{kBytesByBlock, 256, 24576, 1536}, "walk128"},
-                  {{kBytes, 256, 24576, 1536}, "walk128"},
-                  {{kBytes, 256, 7168, 4096}, "2x128x128"},
-                  {{kBytesByBlock, 64, 28672, 8192}, "64x128"},
-                  {{kBytesByBlock, 256, 7168, 4096}, "2x128x128"},
-                  {{kBytes, 4096, 7168, 4096}, "walk"}};
+  } kFastest[] = {{{kBytesByBlock, 16, 2112, 7168}, "32x64/2"},
+                  {{kBytesByBlock, 16, 24576, 1536}, "walk64x128"},
+                  {{kBytesByBlock, 128, 24576, 1536}, "walk2x64x128"},
+                  {{kBytesByBlock, 256, 24576, 1536}, "walk2x128x128"},
+                  {{kBytesByBlock, 1024, 2112, 7168}, "walk2x128x64"},
+                  {{kBytesByBlock, 4096, 7168, 4096}, "walk2x128x128"},
+                  {{kBytes, 16, 2112, 7168}, "16x64/2"},
+                  {{kBytes, 16, 24576, 1536}, "walk64x192"},
+                  {{kBytes, 128, 7168, 4096}, "walk2x64x112"},
+                  {{kBytes, 256, 4096, 7168}, "128x64"},
+                  {{kBytes, 1024, 7168, 16384}, "walk2x128x112"},
+                  {{kBytes, 1024, 2112, 7168}, "walk2x128x144"},
+                  {{kBytesByRow, 4096, 7168, 4096}, "walk2x256x128"}};
   for (const auto &each : kFastest) {
     describe(each.shape, 132);
     find_tactics(each.shape, 132, true, numbers, kNumTactics);
@@ -193,11 +203,13 @@ int main() {
     for (int64_t rows : kRows)
       for (int64_t columns : kColumns)
         for (int64_t depth : kDepths) {
-          for (int kind : {int{kNvfp4}, int{kBytes}, int{kBytesByBlock}}) {
+          for (int kind : {int{kNvfp4}, int{kBytes}, int{kBytesByRow}, int{kBytesByBlock}}) {
             const ProductShape shape = {kind, rows, columns, depth};
-            test_walk(shape, kWalkRows, processors);
-            if (!is_prepared(kind)) test_walk(shape, kShortWalkRows, processors);
             test_tactics(shape, processors);
+            // Of FP8 by FP8 neither K nor the kind makes a difference to the order.
+            const bool is_another = !is_prepared(kind) && (depth > kDepths[0] || rows > 4097);
+            for (const Tactic &tactic : kTactics)
+              if (walks(tactic) && serves(tactic, kind) && !is_another) test_walk(shape, tactic, processors);
           }
         }
   for (const Tactic &tactic : kTactics)

@@ -4,12 +4,11 @@
 cdef struct BytesMultiplication:
     dlfp4_cuda_bytes_product product
     int tactic
-    void *workspace
 
 
 cdef int multiply_bytes_at(const Place *place, void *call) noexcept nogil:
     cdef BytesMultiplication *m = <BytesMultiplication *> call
-    return dlfp4_cuda_matmul_bytes(place.device, place.stream, &m.product, m.tactic, m.workspace)
+    return dlfp4_cuda_multiply_bytes(place.device, place.stream, &m.product, m.tactic)
 
 
 cdef tuple REFUSALS_OF_BYTES = (None, "elements", "scales", "layout")   # as dlfp4_cuda_bytes_refusal counts them
@@ -119,11 +118,10 @@ def _bucket_of_rows(rows):
 def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     """out = alpha * a @ b of FP8 (..., M, K) and (K, N)."""
     cdef Place place = place_for(elements_of(a), stream, a, out)
-    cdef Tensor target, result, workspace
-    cdef object x, w   # to be kept until the launch, as the workspace
+    cdef Tensor target, result
+    cdef object x, w   # to be kept until the launch
     cdef BytesMultiplication call
     cdef Touched touched
-    cdef int64_t bytes
     memset(&call, 0, sizeof(call))
     touch_nothing(&touched)
     secure(out)
@@ -137,11 +135,6 @@ def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     call.product.rows, call.product.depth = result.dl.shape[0], b.shape[0]
     call.product.alpha = dlfp4_host_narrow(alpha)
     call.tactic = TACTICS[tactic]
-    bytes = dlfp4_cuda_bytes_workspace(&call.product, call.tactic)
-    if bytes:
-        load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)
-        workspace = allocate_buffer((bytes,), UINT8, &place)
-        call.workspace = workspace.dl.data
     check_run(&place, run_on(&place, &touched, multiply_bytes_at, DLFP4_CUDA_IMAGE_products, &call, 0),
               "multiplying matrices")
     if result is not target:

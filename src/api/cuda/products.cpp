@@ -35,21 +35,17 @@ dlfp4_status describe_routed(const Product &p, const Experts &experts, void *wor
 
 int64_t matmul_workspace_on_cuda(const Product &p) {
   dlfp4_cuda_bytes_product product;
-  return describe(p, &product) ? -1 : dlfp4_cuda_bytes_workspace(&product, -1);
+  return describe(p, &product) ? -1 : 0;
 }
 
-dlfp4_status matmul_on_cuda(const Product &p, void *workspace) {
+dlfp4_status matmul_on_cuda(const Product &p) {
   dlfp4_cuda_bytes_product product;
   if (const dlfp4_status status = describe(p, &product)) return status;
   if (product.rows * product.columns == 0) return DLFP4_OK;
-  const int64_t bytes = workspace ? dlfp4_cuda_bytes_workspace(&product, -1) : 0;
-  if (const dlfp4_status status = check_workspace(workspace, bytes)) return status;
-  if (bytes > 0)
-    if (const dlfp4_status status = load(p.place.device, DLFP4_CUDA_IMAGE_blocks)) return status;
   return run(p.place, DLFP4_CUDA_IMAGE_products, [&] {
     int tactic;
     const int code = dlfp4_cuda_choose_bytes_tactic(p.place.device, &product, &tactic);
-    return code ? code : dlfp4_cuda_matmul_bytes(p.place.device, p.place.stream, &product, tactic, workspace);
+    return code ? code : dlfp4_cuda_multiply_bytes(p.place.device, p.place.stream, &product, tactic);
   });
 }
 

@@ -1,5 +1,5 @@
 // What the extension and the C API do alike before a product: which operands of FP8 by FP8 are taken, which kernel
-// multiplies where nothing was measured, and when scales are brought together first.
+// multiplies where nothing was measured, and when scales of experts' rows are brought together first.
 // Layout: see dlfp4_cuda_bytes.
 // Trick: scales of neighbouring rows that lie side by side are copied in bulk. Turning them so is a launch, which pays
 // from many rows on.
@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kBulk = 16;    // bytes that are copied at a time, and their alignment
 constexpr int64_t kDepth = 128;  // of K that tensor cores sum, at the end of which a scale may change
 
-// From so many rows on, of a matrix and of an expert on average, bringing scales together saves more than it costs.
-constexpr int64_t kManyRows = 1024, kManyRowsOfExpert = 100;
+// From so many rows of an expert on, on average, bringing scales together saves more than it costs.
+constexpr int64_t kManyRows = 100;
 
 constexpr int64_t kExactRows = 16;             // up to here kernels differ from one number of rows to the next
 constexpr int64_t kMostInBuckets = 1LL << 30;  // beyond it the next power of two is more than kernels count
@@ -147,24 +147,9 @@ int dlfp4_cuda_choose_bytes_tactic(int device, const dlfp4_cuda_bytes_product *p
                 tactic);
 }
 
-int64_t dlfp4_cuda_bytes_workspace(const dlfp4_cuda_bytes_product *product, int tactic) {
-  const bool copies = tactic < 0 || (tactic < kNumTactics && walks(kTactics[tactic], kWalkRows));
-  return copies && product->rows >= kManyRows ? bytes_of_scales(*product) : 0;
-}
-
-int dlfp4_cuda_matmul_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product, int tactic,
-                            void *workspace) {
-  dlfp4_cuda_bytes_product brought = *product;
-  if (workspace != nullptr && dlfp4_cuda_bytes_workspace(product, tactic) > 0) {
-    const int status = bring_together(device, stream, &brought, workspace);
-    if (status != 0) return status;
-  }
-  return dlfp4_cuda_multiply_bytes(device, stream, &brought, tactic);
-}
-
 int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing) {
   if (routing->gathers) return 0;  // which brings them together as well
-  return product->rows >= kManyRowsOfExpert * routing->experts && bytes_of_scales(*product) > 0;
+  return product->rows >= kManyRows * routing->experts && bytes_of_scales(*product) > 0;
 }
 
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,

@@ -3,9 +3,8 @@
 // Layout: a stage of the ring is 128 bytes of rows of x and of rows of weights, and the scales of both.
 // Trick: tensor cores keep some 14 bits of sums of FP8, so they add one stage only; the threads scale such sums and add
 // them to those of float32, by one operation that has to be asked for (-fmad=false), while the tensor cores work for
-// the other warpgroup. Few rows of x are the second operand of wgmma, the weights the first; in a walk, and in tiles of
-// 128 rows and as many columns, it is the other way around, so that a thread needs two scales of x and one of weights
-// where 128 columns share that.
+// the other warpgroup. Few rows of x are the second operand of wgmma, the weights the first; in a walk (byte_walk.cuh)
+// it is the other way around, so that a thread needs two scales of x and one of weights where 128 columns share that.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 
@@ -74,8 +73,8 @@ class TileScales {
   __device__ TileScales(const BytesParams &p, int first_row, int first_column)
       : of_x_(p.of_x, first_row, p.product.rows), of_weights_(p.of_weights, first_column, p.product.columns) {}
 
-  __device__ void copy(uint32_t to, int block, uint32_t full, bool copies_x) const {
-    if (copies_x) of_x_.copy(to, block);
+  __device__ void copy(uint32_t to, int block, uint32_t full) const {
+    of_x_.copy(to, block);
     of_weights_.copy(to + line_scale_bytes(Rows), block);
     arrive_after_copies(full);
   }
@@ -176,7 +175,9 @@ class LoadedTileScales {
   // before included.
   __device__ void produce(const Ring<Kind> &ring, int warp, int begin, int end, Turn &turn, int &groups) const {
     // A warp that leaves out another's stages still meets each of its own in its turn.
-    static_assert(ring_stages(Kind, Rows, 2, INT16_MAX, kMostShared - staging_bytes(Kind)) > kBlocks + 1, "");
+    static_assert(
+        ring_stages(Kind, Rows, Columns, INT16_MAX, kMostShared - staging_bytes(Kind, Rows, Columns)) > kBlocks + 1,
+        "");
 #pragma unroll 1
     for (int first = begin / kBlocks * kBlocks; first < end; first += kBlocks) {
       if (groups++ % kWarps != warp) {
@@ -461,22 +462,23 @@ class BytesConsumer {
   }
 };
 
-// With x as the first operand, in tiles of 128 rows or twice as many: a warpgroup has 64 rows of each 128.
-constexpr int kRowsOfGroup = 64, kRowsByX = kConsumers * kRowsOfGroup, kSumsByX = kBlockRows / 2;
+// With x as the first operand: a warpgroup has 64 rows of each 128, or those of a tile that has no more.
+constexpr int kRowsByX = kConsumers * kRowsOfGroup, kSumsByX = kBlockRows / 2;
 
-// Where a block has one tile there are two sets of products, and no turns.
-template <int Kind, int Types, bool OfOneTile = false>
+// With two sets of products there are no turns.
+template <int Kind, int Types, bool HasTwoSets = false, int Columns = kBlockRows, bool HasRoom = false>
 class BytesConsumerByX {
   // Sums without scales are added too fast to gain by it.
-  static constexpr bool kTakesTurns = has_scales(Kind) && !OfOneTile;
-  BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), OfOneTile ? kInPairs : kInOrder,
-                has_scales_of_rows(Kind) ? kTurned : kOne, false>
+  static constexpr bool kTakesTurns = has_scales(Kind) && !HasTwoSets;
+  BytesProducts<Kind, x_is_e5m2(Types), is_e5m2(Types), HasTwoSets ? kInPairs : kInOrder,
+                has_scales_of_rows(Kind) ? kTurned : kOne, HasRoom>
       products_;
 
  public:
-  __device__ BytesConsumerByX(const Ring<Kind> &ring, int group)
+  // From a row and a column of the tile on.
+  __device__ BytesConsumerByX(const Ring<Kind> &ring, int group, int row, int column = 0)
       : products_(ring,
-                  {ring.x + group * (kRowsOfGroup * kBoxBytes), ring.weights, ring.scales + group * (kRowsOfGroup * 4),
+                  {ring.x + row * kBoxBytes, ring.weights + column * kBoxBytes, ring.scales + row * 4,
                    ring.scales + line_scale_bytes(ring.rows)},
                   ring.x_bytes, ring.weight_bytes, Turn(0)) {
     if (kTakesTurns && group == 1) give_turn(0);
@@ -484,11 +486,11 @@ class BytesConsumerByX {
 
   // Stages may begin with the scales of `before` other rows.
   template <int Parts>
-  __device__ void multiply(int blocks, float (&sums)[Parts][kSumsByX], int before = 0) {
-    if constexpr (OfOneTile)
-      products_.template multiply_ahead<kBlockRows>(blocks, sums[0]);
+  __device__ void multiply(int blocks, float (&sums)[Parts][Columns / 2], int before = 0) {
+    if constexpr (HasTwoSets)
+      products_.template multiply_ahead<Columns>(blocks, sums[0]);
     else
-      products_.template multiply<kBlockRows>({blocks, 0, 1}, kRowsByX, before, kTakesTurns, sums);
+      products_.template multiply<Columns>({blocks, 0, 1}, kRowsByX, before, kTakesTurns, sums);
   }
 
   // After the last tile; the turn among stages is what goes on.
@@ -498,117 +500,27 @@ class BytesConsumerByX {
   }
 };
 
-// 64 columns of a warpgroup's 64 rows, as results of 16 bits in shared memory, swizzled.
+// Some columns of a warpgroup's 64 rows, as results of 16 bits in shared memory, 64 of them swizzled.
+template <int Columns = kColumnsOfHalf>
 __device__ inline void turn_sums(const float *sums, const Finish &finish, bool is_half, uint32_t to) {
-  constexpr int kRowBytes = kColumnsOfHalf * 2;
   const int lane = lane_of_warp(), row = warp_of_group() * kTile + lane % 16;
+  const int turned = Columns == kColumnsOfHalf ? row & 7 : 0;
+  to += row * (Columns * 2);
 #pragma unroll
-  for (int sixteen = 0; sixteen < kColumnsOfHalf / 16; ++sixteen) {
-    const float *own = sums + sixteen * 8;
+  for (int eight = 0; eight < Columns / 8; eight += 2) {
+    const bool is_last = eight + 1 == Columns / 8;
+    const float *own = sums + eight * 4;
     uint32_t pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = round_pair(finish(own[2 * i]), finish(own[2 * i + 1]), is_half);
-    store_matrices(to + row * kRowBytes + ((sixteen * 2 + lane / 16) ^ (row & 7)) * 16, pairs);
+    for (int i = 0; i < (is_last ? 2 : 4); ++i)
+      pairs[i] = round_pair(finish(own[2 * i]), finish(own[2 * i + 1]), is_half);
+    if (is_last)
+      store_two_matrices(to + eight * 16, pairs);
+    else
+      store_matrices(to + ((eight + lane / 16) ^ turned) * 16, pairs);
   }
 }
 
-// --- Tiles of a walk ---------------------------------------------------------------------------
-
-template <int Kind, int Types, int Rows>
-class BytesTile {
-  static constexpr int kParts = Rows / kRowsByX;
-  static_assert(kParts * kRowsByX == Rows, "");
-  using Place = WalkOrder::Place;
-  const BytesParams &p_;
-  const ProductParams &q_;
-  const Ring<Kind> &ring_;
-  BytesConsumerByX<Kind, Types, kParts == 1> consumer_;
-  const Finish finish_;
-
- public:
-  static constexpr int kSyncs = 2;  // of the cluster, for a shared tile
-
-  __device__ BytesTile(const BytesParams &p, const Ring<Kind> &ring)
-      : p_(p), q_(p.product), ring_(ring), consumer_(ring, group()), finish_(q_) {}
-
-  __device__ void end() const {
-    consumer_.end(group());
-    wait_for_stores();  // they read this block's memory, which ends with it
-  }
-
-  __device__ void rest(const Place &place) {
-    float sums[1][kSumsByX];
-    consumer_.multiply(q_.blocks, sums);
-    store(sums, place, 0);
-  }
-
-  __device__ void whole(const WalkOrder &order, int tile) {
-    float sums[kParts][kSumsByX];
-    consumer_.multiply(q_.blocks, sums);
-    asm volatile("" : "+r"(tile));  // the place is found here, so that it takes no registers from the sums
-    store(sums, order.place_of(tile), 0);
-  }
-
-  // The sums meet in the memory of the ring, whose last stages both blocks have multiplied.
-  __device__ void shared(const Place &place, int blocks, int rank) {
-    static_assert(kConsumers * kExchangeBytes <= 2 * x_stage_bytes(kWalkRows), "");  // there are two stages at least
-    float sums[2][kSumsByX];
-    consumer_.multiply(blocks, sums);
-    float own[1][kSumsByX];
-    exchange_sums(reinterpret_cast<float (&)[2 * kSumsByX]>(sums), rank, ring_.x + group() * kExchangeBytes, own[0]);
-    store(own, place, rank);
-  }
-
- private:
-  __device__ static int group() { return warpgroup() - 1; }
-  __device__ static uint32_t staging() {
-    return shared_address(shared_memory) + group() * (staging_bytes(Kind) / kConsumers);
-  }
-
-  // This warpgroup's rows of the halves of a tile from one on. The code of either way lies together, for it is read
-  // from afar: the instructions of a tile's end are used once in a loop along K, or in a launch.
-  template <int Halves>
-  __device__ void store(float (&sums)[Halves][kSumsByX], const Place &place, int half) const {
-    const int first = place.first_row + half * kRowsByX + group() * kRowsOfGroup;
-    const int column = place.row_block * kBlockRows;
-    if constexpr (Kind == kBytesByLine)
-#pragma unroll
-      for (int i = 0; i < Halves; ++i)
-        scale_lines<kBlockRows>({p_.of_x, q_.rows, first + i * kRowsByX}, {p_.of_weights, q_.columns, column}, sums[i]);
-    if (__builtin_expect(p_.maps_y, 1)) {
-#pragma unroll
-      for (int i = 0; i < 2 * Halves; ++i)
-        store_by_copy(sums[i / 2] + i % 2 * (kSumsByX / 2), first + i / 2 * kRowsByX, column + i % 2 * kColumnsOfHalf);
-    } else {
-#pragma unroll
-      for (int i = 0; i < Halves; ++i) store_each(sums[i], first + i * kRowsByX, column);
-    }
-  }
-
-  __device__ void store_each(const float *sums, int first_row, int first_column) const {
-#pragma unroll
-    for (int i = 0; i < kSumsByX; ++i) {
-      const int row = first_row + line_of_thread() + (i >> 1 & 1) * 8;
-      const int column = first_column + i / 4 * 8 + pair_of_thread() + (i & 1);
-      if (row < q_.rows && column < q_.columns) store_result(q_, row, column, finish_(sums[i]));
-    }
-  }
-
-  // 64 columns, through shared memory.
-  __device__ void store_by_copy(const float *sums, int first_row, int column) const {
-    const uint32_t from = staging();
-    wait_for_stores();
-    sync_consumer(group());
-    turn_sums(sums, finish_, q_.y_is_half, from);
-    publish_writes();
-    sync_consumer(group());
-    if (threadIdx.x % kWarpgroup == 0) {
-      store_box(&p_.y, column, first_row, from);
-      commit_stores();
-    }
-    __syncwarp();
-  }
-};
 #endif  // DLFP4_HOPPER
 
 }  // namespace cuda

@@ -38,6 +38,18 @@ constexpr KernelList<kNumProductKinds> kOfBytes([](int kind) {
   return find_kernel(KernelKey(kGroupedBytes, kE4m3E4m3, kind));
 });
 
+// The description of x's scales, for boxes of kScaleBox rows' for a block along K; whether bulk copies can read them.
+bool describe_scales(const ByteScales &scales, const ProductParams &product, TensorMap *map) {
+  constexpr int kFloat32 = 7;
+  const uint64_t extents[2] = {static_cast<uint64_t>(product.rows), static_cast<uint64_t>(product.blocks)};
+  const uint64_t strides[1] = {static_cast<uint64_t>(scales.block_stride) * 4};
+  const uint32_t boxes[2] = {kScaleBox, 1}, steps[2] = {1, 1};
+  return scales.data && scales.lines == 1 && scales.line_stride == 1 && scales.block_stride > 0 &&
+         scales.block_stride % kScalesOfCopy == 0 && is_aligned(scales.data, 16) &&
+         opened_driver().cuTensorMapEncodeTiled(map, kFloat32, 2, const_cast<float *>(scales.data), extents, strides,
+                                                boxes, steps, 0, 0, 0, 0) == 0;
+}
+
 // Up to so many rows of an expert, a mean, weights are streamed where K has room; and the kernel for few rows is ahead,
 // although some have more than a tile of it.
 constexpr int64_t kStreamedOnAverage = 6, kFewOnAverage = 48;

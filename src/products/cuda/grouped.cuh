@@ -49,7 +49,7 @@ class Experts {
       : p_(p),
         q_(p.product),
         schedule_(*reinterpret_cast<Schedule<Of> *>(shared_memory + kPieceBytes)),
-        ring_(most_rows(Of), 2, grouped_stages(Kind, Of), bytes_before_ring(Of), kSharers) {}
+        ring_(most_rows(Of), kBlockRows, grouped_stages(Kind, Of), bytes_before_ring(Of), kSharers) {}
 
   __device__ __forceinline__ void run() {
     let_next_kernel_start();
@@ -175,7 +175,7 @@ class Experts {
 
   __device__ __forceinline__ void consume() const {
     if constexpr (kSizesByX > 0) {
-      BytesConsumerByX<Kind, Type> by_x(ring_, half());
+      BytesConsumerByX<Kind, Type> by_x(ring_, half(), half() * kRowsOfGroup);
       const int tile = multiply_sizes<0, kSizesByX>(by_x, blockIdx.x);
       Lanes consumer(ring_, half(), by_x.end(half()));
       multiply_sizes<kSizesByX, kSizes>(consumer, tile);

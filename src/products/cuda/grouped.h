@@ -60,7 +60,7 @@ DLFP4_RULE int bytes_before_ring(RoutedRows of) { return kPieceBytes + schedule_
 static_assert(kPieceBytes % 1024 == 0 && kMostExperts * 4 % 1024 == 0, "rows of x are swizzled");
 
 DLFP4_RULE int grouped_stages(int kind, RoutedRows of) {
-  return (shared_of_blocks(blocks_at_once(of)) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), 2);
+  return (shared_of_blocks(blocks_at_once(of)) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), kBlockRows);
 }
 
 // Integers of 32 or 64 bits.

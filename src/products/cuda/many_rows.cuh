@@ -132,7 +132,7 @@ class PreparedTile {
 
   // The sums meet in the memory for results.
   __device__ void shared(const Place &place, int blocks, int rank) {
-    static_assert(kConsumers * kExchangeBytes <= staging_bytes(Kind), "");
+    static_assert(kConsumers * kExchangeBytes <= staging_bytes(Kind, kWalkRows, kBlockRows), "");
     float sums[kRows / 2], own[kHalfRows / 2];
     multiply<kRows>(blocks, sums);
     wait_for_stores();
@@ -143,7 +143,7 @@ class PreparedTile {
  private:
   __device__ static int half() { return warpgroup() - 1; }
   __device__ static uint32_t staging() {
-    return shared_address(shared_memory) + half() * (staging_bytes(Kind) / kConsumers);
+    return shared_address(shared_memory) + half() * (staging_bytes(Kind, kWalkRows, kBlockRows) / kConsumers);
   }
 
   template <int Rows>
@@ -203,37 +203,45 @@ template <int Kind, int Type, bool IsPrepared = is_prepared(Kind)>
 struct KindOf {
   using Params = ManyRowsParams;
   using Lanes = Consumer<Kind, Type>;
-  template <int Rows>
-  using Tile = PreparedTile<Kind, Type>;
 };
 
 template <int Kind, int Types>
 struct KindOf<Kind, Types, false> {
   using Params = BytesParams;
   using Lanes = BytesConsumer<Kind, Types>;
-  template <int Rows>
-  using Tile = BytesTile<Kind, Types, Rows>;
 };
 
-// A thread's registers move from copying to multiplying; copying scales of bytes needs more. `AtOnce` blocks of threads
+// Of a thread that copies, which is more where it loads scales, and of one that multiplies. `at_once` blocks of threads
 // have those of a multiprocessor.
+struct Registers {
+  int copying, multiplying;
+};
+
+DLFP4_RULE Registers registers_of(int kind, int at_once) {
+  if (at_once > 1) return is_prepared(kind) ? Registers{24, 104} : Registers{40, 96};
+  if (is_prepared(kind)) return {40, 232};
+  return has_scales(kind) ? Registers{56, 224} : Registers{24, 240};
+}
+
 template <int Kind, int AtOnce = 1>
 __device__ inline void give_up_registers() {
-  constexpr int kLeft = AtOnce == 1 ? (is_prepared(Kind) ? 40 : 56) : (is_prepared(Kind) ? 24 : 40);
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLeft));
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers_of(Kind, AtOnce).copying));
 }
 
 template <int Kind, int AtOnce = 1>
 __device__ inline void take_registers() {
-  constexpr int kTaken = AtOnce == 1 ? (is_prepared(Kind) ? 232 : 224) : (is_prepared(Kind) ? 104 : 96);
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kTaken));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers_of(Kind, AtOnce).multiplying));
 }
 
 // Of a kernel's operands.
 template <int Kind, class Params>
 __device__ inline void prefetch_maps(const Params &p) {
-  prefetch_map(&p.x);
-  if constexpr (!is_prepared(Kind)) prefetch_map(&p.weights);
+  prefetch_map(&p.x.whole.map);
+  prefetch_map(&p.x.last.map);
+  if constexpr (!is_prepared(Kind)) {
+    prefetch_map(&p.weights.whole.map);
+    prefetch_map(&p.weights.last.map);
+  }
 }
 
 // For one thread: 128 rows of weights, and their scales where they are prepared, of a block along K.
@@ -257,32 +265,29 @@ __device__ inline int arrivals(int kind, int copiers, int of_scales = kWarpSize)
 
 // --- One tile a block of threads, or a cluster -----------------------------------------------------
 
-// Where there are `Sharers`, a cluster's blocks have the same weights and neighbouring rows of x, and not shares of K.
-template <int Kind, int Type, int Rows, int Sharers>
+template <int Kind, int Type, int Rows>
 class SharedTile {
   using Params = typename KindOf<Kind, Type>::Params;
   using Lanes = typename KindOf<Kind, Type>::Lanes;
   // Copies start earlier, and take longer where there are many.
   static constexpr bool kLoadsScales = has_scales(Kind) && Rows >= 128;
-  // But where rows of weights have scales along K: a thread needs two of a stage so, and 32 otherwise.
-  static constexpr bool kXMayBeFirst = !is_prepared(Kind) && !has_scales_of_rows(Kind) && Rows == kRowsByX;
   static constexpr ScaleOrder kOrderOfWeights = has_scales_of_rows(Kind) ? kInOrder : kOne;
   const Params &p_;
   const ProductParams &q_;
   const Ring<Kind> ring_;
-  const uint32_t ranks_ = Sharers > 1 ? 1 : cluster_size(), rank_ = Sharers > 1 ? 0 : cluster_rank();
-  const int number_ = cluster_number();
+  const uint32_t ranks_ = cluster_size(), rank_ = cluster_rank();
+  const int number_ = cluster_number(), shares_ = shares_of_depth(p_.columns);
   static constexpr int kDepth = stage_depth(Kind);
-  const int first_row_ = (blockIdx.y * Sharers + (Sharers > 1 ? cluster_rank() : 0)) * Rows;
+  const int first_row_ = blockIdx.y * Rows;
   const int begin_ = part_of(q_.blocks, rank_), count_ = part_of(q_.blocks, rank_ + 1) - begin_;
 
  public:
   __device__ explicit SharedTile(const Params &p)
-      : p_(p), q_(p.product), ring_(Rows, p.halves, p.stages, 0, Sharers, sums_bytes(Rows, p.halves)) {}
+      : p_(p), q_(p.product), ring_(Rows, p.columns, p.stages, 0, 1, sums_bytes(Rows, p.columns)) {}
 
   __device__ void run() {
     if (threadIdx.x == 0) prefetch_maps<Kind>(p_);
-    ring_.init(arrivals(Kind, 2, kLoadsScales ? 1 : kWarpSize), p_.halves * Lanes::kReleases);
+    ring_.init(arrivals(Kind, 2, kLoadsScales ? 1 : kWarpSize), kConsumers / shares_ * Lanes::kReleases);
     let_next_kernel_start();
     if (warpgroup() == 0) {
       give_up_registers<Kind, tiles_at_once(Kind, Rows)>();
@@ -301,19 +306,12 @@ class SharedTile {
   // Where a rank's part of so many begins, which are below 2^30.
   __device__ int part_of(uint32_t count, uint32_t rank) const { return static_cast<int>(count * rank / ranks_); }
 
-  __device__ void copy_weights(int block, int stage, uint64_t policy) const {
-    if constexpr (is_prepared(Kind))
-      copy_prepared(block, stage, policy);
-    else
-      ring_.copy_weights(&p_.weights, (begin_ + block) * kDepth, weight_rows(), stage, Sharers);
-  }
-
   __device__ void copy_prepared(int block, int stage, uint64_t policy) const {
     constexpr WeightLayout kLayout = weight_layout(Kind);
     const uint32_t to = ring_.weights + stage * ring_.weight_bytes, barrier = ring_.full + 8 * stage;
-    const int row_block = p_.halves == 2 ? number_ : number_ / 2;
+    const int row_block = shares_ == 1 ? number_ : number_ / kConsumers;
     const uint8_t *from = q_.weights + (int64_t{row_block} * q_.blocks_in_row + begin_ + block) * kLayout.bytes();
-    if (p_.halves == 2) return copy_bytes(to, from, kLayout.bytes(), barrier, policy);
+    if (shares_ == 1) return copy_bytes(to, from, kLayout.bytes(), barrier, policy);
     const int half = number_ % 2, scale_bytes = kLayout.scale_bytes() / 2;
     copy_bytes(to, from + half * ring_.code_bytes, ring_.code_bytes, barrier, policy);
     copy_bytes(to + ring_.code_bytes, from + kLayout.code_bytes() + half * scale_bytes, scale_bytes, barrier, policy);
@@ -321,78 +319,77 @@ class SharedTile {
 
   // For each block along K copy(block, stage), as soon as its stage is free.
   template <class Copy>
-  __device__ Turn produce(const Copy &copy) const {
+  __device__ void produce(const Copy &copy) const {
     Turn turn = first_turn();
     for (int block = 0; block < count_; ++block) {
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
       copy(block, turn.stage);
       turn.advance(1, ring_.stages);
     }
-    return turn;
   }
 
   // Prepared weights fill the ring before x is known to be there; others may be what the kernel before makes.
   __device__ void produce_weights() const {
-    if (!is_prepared(Kind)) wait_for_kernel_before();
-    const uint64_t policy = evict_first();
-    const Turn end = produce([&](int block, int stage) {
-      expect_bytes(ring_.full + 8 * stage, ring_.weight_bytes);
-      copy_weights(block, stage, policy);
-    });
-    if (Sharers > 1) ring_.drain(end);
+    if constexpr (is_prepared(Kind)) {
+      const uint64_t policy = evict_first();
+      produce([&](int block, int stage) {
+        expect_bytes(ring_.full + 8 * stage, ring_.weight_bytes);
+        copy_prepared(block, stage, policy);
+      });
+    } else {
+      const TileRows &rows = first_column() + p_.columns <= q_.columns ? p_.weights.whole : p_.weights.last;
+      wait_for_kernel_before();
+      produce([&](int block, int stage) {
+        expect_bytes(ring_.full + 8 * stage, rows.count * kBoxBytes);
+        ring_.copy_tile_of_weights(rows, (begin_ + block) * kDepth, first_column(), stage, 1);
+      });
+    }
   }
 
   __device__ void produce_x() const {
+    const TileRows &rows = first_row_ + Rows <= q_.rows ? p_.x.whole : p_.x.last;
     wait_for_kernel_before();
     produce([&](int block, int stage) {
-      expect_bytes(ring_.full + 8 * stage, ring_.x_bytes);
-      ring_.copy_x(&p_.x, (begin_ + block) * kDepth, {first_row_, Rows, Rows}, stage, 1);
+      expect_bytes(ring_.full + 8 * stage, rows.count * kBoxBytes);
+      ring_.copy_tile_of_x(rows, (begin_ + block) * kDepth, first_row_, stage, 1);
     });
   }
 
   __device__ void produce_scales(int warp) const {
     if constexpr (has_scales(Kind)) {
       wait_for_kernel_before();
-      if (p_.halves == 2)
-        produce_scales_of<2 * kColumnsOfHalf, kXMayBeFirst ? kInPairs : kTurned>(warp);
+      if (shares_ == 1)
+        produce_scales_of<2 * kColumnsOfHalf>(warp);
       else
-        produce_scales_of<kColumnsOfHalf, kTurned>(warp);
+        produce_scales_of<kColumnsOfHalf>(warp);
     }
   }
 
-  template <int Columns, ScaleOrder OrderOfX>
+  template <int Columns>
   __device__ void produce_scales_of(int warp) const {
     if constexpr (kLoadsScales) {
-      const LoadedTileScales<Kind, Rows, OrderOfX, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
+      const LoadedTileScales<Kind, Rows, kTurned, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
       Turn turn = first_turn();
       int groups = 0;
       scales.produce(ring_, warp, begin_, begin_ + count_, turn, groups);
     } else if (warp == 0) {
-      const TileScales<Rows, OrderOfX, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
+      const TileScales<Rows, kTurned, Columns, kOrderOfWeights> scales(p_, first_row_, first_column());
       produce([&](int block, int stage) {
-        scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage, true);
+        scales.copy(ring_.scales + stage * ring_.scale_bytes, begin_ + block, ring_.full + 8 * stage);
       });
     }
   }
 
-  __device__ int first_column() const { return number_ * kColumnsOfHalf * p_.halves; }
-  __device__ BoxedRows weight_rows() const {
-    const int count = kColumnsOfHalf * p_.halves;
-    return {first_column(), count, count / Sharers};
-  }
+  __device__ int first_column() const { return number_ * p_.columns; }
 
   __device__ void consume() const {
     wait_for_kernel_before();
-    const int group = warpgroup() - 1;
-    if (kXMayBeFirst && p_.halves == 2)
-      multiply_by_x(group);
-    else
-      multiply(group);
+    multiply(warpgroup() - 1);
     if (ranks_ > 1)
       sync_cluster();
     else
       sync_consumers();  // a cluster's barrier orders memory for the whole GPU
-    const int parts = ranks_ * (p_.halves == 2 ? 1 : kConsumers);
+    const int parts = ranks_ * shares_;
     const Finish finish(q_);
     if (parts == 1)
       store<1>(finish);
@@ -409,10 +406,10 @@ class SharedTile {
 
   // A warpgroup's sums come to the memory of the ring, when its stages are free.
   __device__ void multiply(int group) const {
-    const int half = p_.halves == 2 ? group : 0, share = p_.halves == 2 ? 0 : group;
+    const int half = shares_ == 1 ? group : 0, share = shares_ == 1 ? 0 : group;
     Lanes consumer(ring_, q_, half, share);
     float sums[Rows / 2];
-    consumer.template multiply<Rows>({count_, share, p_.halves == 2 ? 1 : kConsumers}, sums);
+    consumer.template multiply<Rows>({count_, share, shares_}, sums);
     if constexpr (Kind == kBytesByLine)
       scale_lines<Rows>({p_.of_weights, q_.columns, first_column() + half * kColumnsOfHalf},
                         {p_.of_x, q_.rows, first_row_}, sums);
@@ -420,26 +417,8 @@ class SharedTile {
     keep(sums, half, share);
   }
 
-  __device__ void multiply_by_x(int group) const {
-    if constexpr (kXMayBeFirst) {
-      BytesConsumerByX<Kind, Type, true> consumer(ring_, group);
-      float sums[1][kSumsByX];
-      consumer.multiply(count_, sums);
-      consumer.end(group);
-      if constexpr (Kind == kBytesByLine)
-        scale_lines<kBlockRows>({p_.of_x, q_.rows, first_row_ + group * kRowsOfGroup},
-                                {p_.of_weights, q_.columns, first_column()}, sums[0]);
-      sync_consumers();
-      float *to = memory_of_sums() + (group * kRowsOfGroup + line_of_thread()) * sums_pitch(2) + pair_of_thread();
-#pragma unroll
-      for (int i = 0; i < kSumsByX; i += 2)
-        *reinterpret_cast<float2 *>(to + i / 4 * 8 + (i >> 1 & 1) * 8 * sums_pitch(2)) =
-            make_float2(sums[0][i], sums[0][i + 1]);
-    }
-  }
-
   __device__ void keep(const float *sums, int half, int share) const {
-    const int pitch = sums_pitch(p_.halves), lane = lane_of_warp();
+    const int pitch = sums_pitch(p_.columns), lane = lane_of_warp();
     float *to = memory_of_sums() + share * Rows * pitch + half * kColumnsOfHalf + warp_of_group() * kTile + (lane >> 2);
 #pragma unroll
     for (int i = 0; i < Rows / 2; ++i)
@@ -451,16 +430,16 @@ class SharedTile {
   // This rank's rows: all ranks' sums of them, and of both warpgroups where they share K.
   template <int Parts>
   __device__ void store(const Finish &finish) const {
-    const int log_eights = p_.halves == 2 ? 4 : 3, rows_at_once = kConsumers * kWarpgroup >> log_eights;
+    const int log_eights = shares_ == 1 ? 4 : 3, rows_at_once = kConsumers * kWarpgroup >> log_eights;
     const int thread = threadIdx.x - kWarpgroup, own = (thread & (1 << log_eights) - 1) * 8;
-    const int column = first_column() + own, pitch = sums_pitch(p_.halves);
+    const int column = first_column() + own, pitch = sums_pitch(p_.columns);
     if (column >= q_.columns) return;
     const int end = min(part_of(Rows, rank_ + 1), q_.rows - first_row_);
     for (int row = part_of(Rows, rank_) + (thread >> log_eights); row < end; row += rows_at_once) {
       float4 parts[Parts][2];
 #pragma unroll
       for (int part = 0; part < Parts; ++part) {
-        const int rank = p_.halves == 2 ? part : part / kConsumers, share = p_.halves == 2 ? 0 : part % kConsumers;
+        const int rank = shares_ == 1 ? part : part / kConsumers, share = shares_ == 1 ? 0 : part % kConsumers;
         const uint32_t at = shared_address(shared_memory) + ((share * Rows + row) * pitch + own) * 4;
         parts[part][0] = load_part<Parts>(at, rank);
         parts[part][1] = load_part<Parts>(at + 16, rank);
@@ -489,37 +468,34 @@ class SharedTile {
 
 // --- Blocks of threads that walk over tiles ----------------------------------------------------------
 
-// In the order of WalkOrder. Tiles of 128 rows are all whole, and each is one block's.
-template <int Kind, int Type, int Rows>
+// In the order of WalkOrder, by prepared weights.
+template <int Kind, int Type>
 class Walk {
-  static constexpr int kRows = Rows, kHalfRows = kRows / 2, kDepth = stage_depth(Kind);
-  static constexpr int kSharers = walk_sharers(Kind);
-  static constexpr bool kIsShort = Rows == kShortWalkRows;
-  using Tile = typename KindOf<Kind, Type>::template Tile<Rows>;
+  static constexpr int kRows = kWalkRows, kHalfRows = kRows / 2;
   using Place = WalkOrder::Place;
-  using Params = typename KindOf<Kind, Type>::Params;
-  const Params &p_;
+  const ManyRowsParams &p_;
   const ProductParams &q_;
   const WalkOrder &order_;
   const Ring<Kind> ring_;
   const int rank_ = cluster_rank(), shared_tile_ = order_.shared_tile(blockIdx.x / kWalkRanks);
 
  public:
-  __device__ explicit Walk(const Params &p)
-      : p_(p), q_(p.product), order_(p.order), ring_(kRows, 2, p.stages, staging_bytes(Kind), kSharers) {}
+  __device__ explicit Walk(const ManyRowsParams &p)
+      : p_(p),
+        q_(p.product),
+        order_(p.order),
+        ring_(kRows, kBlockRows, p.stages, staging_bytes(Kind, kRows, kBlockRows)) {}
 
   __device__ void run() {
     if (threadIdx.x == 0) prefetch_maps<Kind>(p_);
-    ring_.init(arrivals(Kind, 1, kIsShort ? 1 : kWarpSize), kConsumers * KindOf<Kind, Type>::Lanes::kReleases);
+    ring_.init(arrivals(Kind, 1), kConsumers);
     let_next_kernel_start();
     if (warpgroup() == 0) {
       give_up_registers<Kind>();
-      if (threadIdx.x == 0) produce_boxes();
-      if (kIsShort && has_scales(Kind) && threadIdx.x / kWarpSize >= 2) load_scales(threadIdx.x / kWarpSize - 2);
-      if (!kIsShort && has_scales(Kind) && threadIdx.x / kWarpSize == 1) produce_scales();
+      if (threadIdx.x == 0) produce();
       __syncwarp();
       if (has_share())
-        for (int i = 0; i < Tile::kSyncs; ++i) sync_cluster();  // as those who exchange sums
+        for (int i = 0; i < PreparedTile<Kind, Type>::kSyncs; ++i) sync_cluster();  // as those who exchange sums
     } else {
       take_registers<Kind>();
       consume();
@@ -528,106 +504,61 @@ class Walk {
 
  private:
   __device__ int first_rest() const { return gridDim.x - 1 - blockIdx.x; }
-  __device__ bool has_share() const { return !kIsShort && shared_tile_ != WalkOrder::kNone; }
+  __device__ bool has_share() const { return shared_tile_ != WalkOrder::kNone; }
   __device__ int begin_of_share() const { return q_.blocks * rank_ / kWalkRanks; }
   __device__ int end_of_share() const { return q_.blocks * (rank_ + 1) / kWalkRanks; }
 
-  // For each block along K of each tile copier(place, rows, among)(block, stage), as soon as its stage is free. `rows`
-  // of x are wanted, of which `among` blocks of threads have the same; of a shared tile they have other parts of K.
-  template <class Copier>
-  __device__ Turn produce(const Copier &copier) const {
+  __device__ void produce() const {
     wait_for_kernel_before();
     Turn turn = first_turn();
-    const auto produce_tile = [&](const Place &place, int begin, int end, int rows, int among) {
-      const auto copy = copier(place, rows, among);
-      for (int block = begin; block < end; ++block) {
-        wait_for(ring_.empty + 8 * turn.stage, turn.phase);
-        copy(block, turn.stage);
-        turn.advance(1, ring_.stages);
-      }
-    };
     for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x)
-      produce_tile(order_.place_of_rest(rest), 0, q_.blocks, kHalfRows, kSharers);
+      produce_tile(order_.place_of_rest(rest), 0, q_.blocks, kHalfRows, turn);
     for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x)
-      produce_tile(order_.place_of(tile), 0, q_.blocks, kRows, kSharers);
-    if (has_share()) produce_tile(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), kRows, 1);
-    return turn;
+      produce_tile(order_.place_of(tile), 0, q_.blocks, kRows, turn);
+    if (has_share()) produce_tile(order_.place_of(shared_tile_), begin_of_share(), end_of_share(), kRows, turn);
   }
 
-  // Blocks of a cluster that share a tile at last wait for each other there.
-  __device__ void produce_boxes() const {
-    const Turn end = produce([&](const Place &place, int count, int among) {
-      const BoxedRows rows = {place.first_row, count, kHalfRows};
-      return [&, place, rows, among](int block, int stage) {
-        const uint32_t full = ring_.full + 8 * stage;
-        const int scales = maps_scales() ? ring_.scales_of_copies(rows) : 0;
-        expect_bytes(full, x_stage_bytes(rows.count) + ring_.weight_bytes + scales * 4);
-        copy_row_block(ring_, p_, place.row_block, block, stage);
-        ring_.copy_x(&p_.x, block * kDepth, rows, stage, among);
-        if constexpr (has_scales(Kind))
-          if (maps_scales()) ring_.copy_x_scales(&p_.x_scales, block, rows, stage, among);
-      };
-    });
-    if (kSharers > 1 && !has_share()) ring_.drain(end);
-  }
+  // Half a tile's.
+  __device__ const TileRows &rows_from(int row) const { return row + kHalfRows <= q_.rows ? p_.x.whole : p_.x.last; }
 
-  __device__ void produce_scales() const {
-    if constexpr (has_scales(Kind) && !kIsShort)
-      produce([&](const Place &place, int, int) {
-        constexpr ScaleOrder kOrder = has_scales_of_rows(Kind) ? kTurned : kOne;
-        const TileScales<kRows, kInOrder, kBlockRows, kOrder> scales(p_, place.first_row, place.row_block * kBlockRows);
-        return [&, scales](int block, int stage) {
-          scales.copy(ring_.scales + stage * ring_.scale_bytes, block, ring_.full + 8 * stage, !maps_scales());
-        };
-      });
-  }
-
-  // The same for two warps.
-  __device__ void load_scales(int warp) const {
-    if constexpr (has_scales(Kind) && kIsShort) {
-      wait_for_kernel_before();
-      Turn turn = first_turn();
-      int groups = 0;
-      for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x) {
-        const Place place = order_.place_of(tile);
-        const LoadedTileScales<Kind, Rows, kInPairs, kBlockRows, kOne> scales(p_, place.first_row,
-                                                                              place.row_block * kBlockRows);
-        scales.produce(ring_, warp, 0, q_.blocks, turn, groups);
-      }
+  // Each block along K, as soon as its stage is free.
+  __device__ void produce_tile(const Place &place, int begin, int end, int count, Turn &turn) const {
+    const int second_row = place.first_row + kHalfRows, column = stage_depth(Kind);
+    const TileRows &first = rows_from(place.first_row), &second = rows_from(second_row);
+    const int copied = first.count + (count > kHalfRows ? second.count : 0);
+    for (int block = begin; block < end; ++block) {
+      wait_for(ring_.empty + 8 * turn.stage, turn.phase);
+      expect_bytes(ring_.full + 8 * turn.stage, copied * kBoxBytes + ring_.weight_bytes);
+      copy_row_block(ring_, p_, place.row_block, block, turn.stage);
+      ring_.copy_tile_of_x(first, block * column, place.first_row, turn.stage, 1);
+      if (count > kHalfRows) ring_.copy_tile_of_x(second, block * column, second_row, turn.stage, 1, kHalfRows);
+      turn.advance(1, ring_.stages);
     }
-  }
-
-  // Whether bulk copies bring the scales of x.
-  __device__ bool maps_scales() const {
-    if constexpr (has_scales(Kind) && !kIsShort) return p_.maps_scales;
-    return false;
   }
 
   __device__ void consume() const {
     wait_for_kernel_before();
-    Tile tiles(p_, ring_);
-    if constexpr (!kIsShort)
-      for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x) tiles.rest(order_.place_of_rest(rest));
+    PreparedTile<Kind, Type> tiles(p_, ring_);
+    for (int rest = first_rest(); rest < order_.rests(); rest += gridDim.x) tiles.rest(order_.place_of_rest(rest));
     for (int tile = blockIdx.x; tile < order_.alone; tile += gridDim.x) tiles.whole(order_, tile);
-    if constexpr (!kIsShort)
-      if (has_share()) tiles.shared(order_.place_of(shared_tile_), end_of_share() - begin_of_share(), rank_);
+    if (has_share()) tiles.shared(order_.place_of(shared_tile_), end_of_share() - begin_of_share(), rank_);
     tiles.end();
   }
 };
 #endif  // DLFP4_HOPPER
 
 // On other GPUs, where the host does not call them, these are empty.
-template <int Kind, int Type, int Rows, int Sharers, class Params>
+template <int Kind, int Type, int Rows, class Params>
 __device__ inline void multiply_shared_tile(const Params &p) {
 #ifdef DLFP4_HOPPER
-  SharedTile<Kind, Type, Rows, Sharers>(p).run();
+  SharedTile<Kind, Type, Rows>(p).run();
 #endif
 }
 
-template <int Kind, int Type, int Rows, class Params>
-__device__ inline void multiply_walking(const Params &p) {
+template <int Kind, int Type>
+__device__ inline void multiply_walking(const ManyRowsParams &p) {
 #ifdef DLFP4_HOPPER
-  Walk<Kind, Type, Rows>(p).run();
+  Walk<Kind, Type>(p).run();
 #endif
 }
 

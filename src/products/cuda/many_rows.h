@@ -10,7 +10,6 @@ namespace cuda {
 
 constexpr int kWarpgroup = 128, kConsumers = 2, kManyRowsThreads = kWarpgroup * (1 + kConsumers);
 constexpr int kMostShared = 227 * 1024;
-constexpr int kPair = 2;  // of blocks of threads, with the same weights
 constexpr int kColumnsOfHalf = kBlockRows / 2;
 constexpr int kBoxBytes = 128;  // of a row, in boxes of bulk copies: what is swizzled
 
@@ -36,15 +35,19 @@ DLFP4_RULE bool has_scales(int kind) { return kind == kBytesByRow || kind == kBy
 // Elements of K in a stage of the ring.
 DLFP4_RULE int stage_depth(int kind) { return is_prepared(kind) ? kBlockK : kBoxBytes; }
 
+// To how many warpgroups K is shared out: to both where there are columns for one.
+DLFP4_RULE int shares_of_depth(int columns) { return columns == kColumnsOfHalf ? kConsumers : 1; }
+
 DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBoxBytes; }
 
-DLFP4_RULE int weight_stage_bytes(int kind, int halves) {
-  return is_prepared(kind) ? weight_layout(kind).bytes() / 2 * halves : kColumnsOfHalf * halves * kBoxBytes;
+DLFP4_RULE int weight_stage_bytes(int kind, int columns) {
+  return is_prepared(kind) ? weight_layout(kind).bytes() / kBlockRows * columns : columns * kBoxBytes;
 }
 
 // Of those, what comes before the scales of prepared weights.
-DLFP4_RULE int code_stage_bytes(int kind, int halves) {
-  return is_prepared(kind) ? weight_layout(kind).code_bytes() / 2 * halves : weight_stage_bytes(kind, halves);
+DLFP4_RULE int code_stage_bytes(int kind, int columns) {
+  return is_prepared(kind) ? weight_layout(kind).code_bytes() / kBlockRows * columns
+                           : weight_stage_bytes(kind, columns);
 }
 
 // Scales of a stage of bytes, of x and then of rows of weights: as the first operand of wgmma has its rows; the two of
@@ -66,17 +69,18 @@ DLFP4_RULE int line_scale_bytes(int lines) {
   return (turned > in_order ? turned : in_order) * 4;
 }
 
-DLFP4_RULE int scale_stage_bytes(int kind, int rows, int halves) {
+DLFP4_RULE int scale_stage_bytes(int kind, int rows, int columns) {
   constexpr int kAligned = 128;  // for bulk copies
   if (!has_scales(kind)) return 0;
-  const int bytes = line_scale_bytes(rows) + (has_scales_of_rows(kind) ? line_scale_bytes(kColumnsOfHalf * halves) : 4);
+  const int bytes = line_scale_bytes(rows) + (has_scales_of_rows(kind) ? line_scale_bytes(columns) : 4);
   return (bytes + kAligned - 1) / kAligned * kAligned;
 }
 
 constexpr int kBarrierBytes = 16;  // of a stage's two
 
-DLFP4_RULE int stage_bytes(int kind, int rows, int halves) {
-  return x_stage_bytes(rows) + weight_stage_bytes(kind, halves) + scale_stage_bytes(kind, rows, halves) + kBarrierBytes;
+DLFP4_RULE int stage_bytes(int kind, int rows, int columns) {
+  return x_stage_bytes(rows) + weight_stage_bytes(kind, columns) + scale_stage_bytes(kind, rows, columns) +
+         kBarrierBytes;
 }
 
 // Shared memory of each of so many blocks of threads on a multiprocessor.
@@ -92,23 +96,23 @@ DLFP4_RULE int tiles_at_once(int kind, int rows) { return !is_prepared(kind) && 
 // Stages of the ring: what there is memory for, or blocks. Warpgroups that take blocks in turn have stages of their
 // own, an even number together, and two each if they have as many blocks: a barrier tells a stage's use from the next
 // one, but not from the one after that, which would be a warpgroup's next if the two shared stages.
-DLFP4_RULE int ring_stages(int kind, int rows, int halves, int blocks, int memory) {
+DLFP4_RULE int ring_stages(int kind, int rows, int columns, int blocks, int memory) {
   constexpr int kMostStages = 32;
-  const int takers = kConsumers / halves, in_memory = memory / stage_bytes(kind, rows, halves);
+  const int takers = shares_of_depth(columns), in_memory = memory / stage_bytes(kind, rows, columns);
   const int most = (in_memory < kMostStages ? in_memory : kMostStages) / takers * takers;
   const int wanted = blocks < 2 ? 2 : (blocks + takers - 1) / takers * takers;
   return wanted < most ? wanted : most;
 }
 
 // Floats of a row of sums in shared memory, four more than there are columns so that rows start in different banks.
-DLFP4_RULE int sums_pitch(int halves) { return kColumnsOfHalf * halves + 4; }
+DLFP4_RULE int sums_pitch(int columns) { return columns + 4; }
 
-DLFP4_RULE int sums_bytes(int rows, int halves) { return (kConsumers / halves) * rows * sums_pitch(halves) * 4; }
+DLFP4_RULE int sums_bytes(int rows, int columns) { return shares_of_depth(columns) * rows * sums_pitch(columns) * 4; }
 
 // Where the ring's barriers begin: behind `first` bytes and the stages, and behind the `later` bytes that take the
 // place of both while barriers still count as such.
-DLFP4_RULE int ring_barriers(int kind, int rows, int halves, int stages, int first, int later) {
-  const int behind = first + stages * (stage_bytes(kind, rows, halves) - kBarrierBytes);
+DLFP4_RULE int ring_barriers(int kind, int rows, int columns, int stages, int first, int later) {
+  const int behind = first + stages * (stage_bytes(kind, rows, columns) - kBarrierBytes);
   return behind > later ? behind : later;
 }
 
@@ -116,17 +120,20 @@ DLFP4_RULE int ring_barriers(int kind, int rows, int halves, int stages, int fir
 
 constexpr int kWalkRanks = 2;  // blocks of threads of a cluster
 
-// Those that have the same rows of x.
-DLFP4_RULE int walk_sharers(int kind) { return is_prepared(kind) ? 1 : kWalkRanks; }
-
 constexpr int kWalkRows = 256;  // of x in a tile
-// The same in a kernel for FP8 by FP8 in blocks, where K is too short for a block of threads to pay for its start with
-// one such tile.
-constexpr int kShortWalkRows = 128;
 
-// Memory for results of 16 bits, before the ring: of a tile, or of bytes of half a consumer's columns for 64 rows.
-DLFP4_RULE int staging_bytes(int kind) {
-  return is_prepared(kind) ? kWalkRows * kBlockRows * 2 : kConsumers * 64 * kColumnsOfHalf * 2;
+// A warpgroup's part of a tile whose first operand is x. Two share out a tile's rows, or its columns if it has no more
+// rows.
+constexpr int kRowsOfGroup = 64;
+DLFP4_RULE int columns_of_group(int rows, int columns) { return rows > kRowsOfGroup ? columns : columns / kConsumers; }
+
+// Of those, what a warpgroup stores at a time.
+DLFP4_RULE int columns_of_piece(int columns) { return columns > 72 ? columns / 2 : columns; }
+
+// Memory for results of 16 bits, before the ring: of a tile, or of bytes of a consumer's columns of a piece.
+DLFP4_RULE int staging_bytes(int kind, int rows, int columns) {
+  if (is_prepared(kind)) return rows * columns * 2;
+  return kConsumers * kRowsOfGroup * columns_of_piece(columns_of_group(rows, columns)) * 2;
 }
 
 // Tiles of 256 along the rows of x, without a last one that is at most half full.
@@ -146,6 +153,7 @@ struct WalkOrder {
 
   int row_blocks, x_tiles, alone;  // row blocks for all sharers
   int rows;                        // of a tile
+  int together;                    // tiles along x that a cluster has at once, of the same weights, or one
   bool has_rest;
 
   DLFP4_RULE int tiles() const { return row_blocks * x_tiles; }
@@ -153,9 +161,10 @@ struct WalkOrder {
   DLFP4_RULE Place place_of_rest(int rest) const { return {rest, x_tiles * rows}; }
 
   DLFP4_RULE Place place_of(int tile) const {
-    const int in_group = kGroup * x_tiles, group = tile / in_group, place = tile % in_group;
+    const int turn = tile / together, in_group = kGroup * (x_tiles / together);
+    const int group = turn / in_group, place = turn % in_group;
     const int left = row_blocks - group * kGroup, height = left < kGroup ? left : kGroup;
-    return {group * kGroup + place % height, place / height * rows};
+    return {group * kGroup + place % height, (place / height * together + tile % together) * rows};
   }
 
   DLFP4_RULE int shared_tile(int cluster) const { return cluster < tiles() - alone ? alone + cluster : kNone; }

@@ -92,70 +92,82 @@ StreamParams stream_params(const ProductParams &product, int kind, int eights, S
 
 }  // namespace
 
-int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t stride, int box_rows, TensorMap *map) {
+int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t stride, int box_rows, TensorMap *map,
+             int box_columns) {
   constexpr int kSwizzle128 = 3, kPromote256 = 3;
   const uint64_t extents[2] = {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)};
   const uint64_t strides[1] = {static_cast<uint64_t>(stride)};
-  const uint32_t box_columns = type == kByteBox ? kBoxBytes : kBoxBytes / 2;
-  const uint32_t box[2] = {box_columns, static_cast<uint32_t>(box_rows)}, steps[2] = {1, 1};
+  const int swizzled = type == kByteBox ? kBoxBytes : kBoxBytes / 2, of_row = box_columns ? box_columns : swizzled;
+  const uint32_t box[2] = {static_cast<uint32_t>(of_row), static_cast<uint32_t>(box_rows)}, steps[2] = {1, 1};
   if (!opened_driver().cuTensorMapEncodeTiled) return kNotSupported;
   return opened_driver().cuTensorMapEncodeTiled(map, type, 2, const_cast<uint8_t *>(data), extents, strides, box, steps,
-                                                0, kSwizzle128, kPromote256, 0);
-}
-
-bool describe_scales(const ByteScales &scales, const ProductParams &product, TensorMap *map) {
-  constexpr int kFloat32 = 7;
-  const uint64_t extents[2] = {static_cast<uint64_t>(product.rows), static_cast<uint64_t>(product.blocks)};
-  const uint64_t strides[1] = {static_cast<uint64_t>(scales.block_stride) * 4};
-  const uint32_t boxes[2] = {kScaleBox, 1}, steps[2] = {1, 1};
-  return scales.data && scales.lines == 1 && scales.line_stride == 1 && scales.block_stride > 0 &&
-         scales.block_stride % kScalesOfCopy == 0 && is_aligned(scales.data, 16) &&
-         opened_driver().cuTensorMapEncodeTiled(map, kFloat32, 2, const_cast<float *>(scales.data), extents, strides,
-                                                boxes, steps, 0, 0, 0, 0) == 0;
+                                                0, of_row == swizzled ? kSwizzle128 : 0, kPromote256, 0);
 }
 
 namespace {
 
+// Rows of x or of weights.
+struct Lines {
+  const uint8_t *data;
+  BoxType type;
+  int count, depth;
+  int64_t stride;  // bytes
+};
+
+// In tiles that so many blocks of threads copy together. Of swizzled rows eight are described at least.
+int describe_tiles(const Lines &lines, int tile, int copiers, TiledRows *tiles) {
+  constexpr int kSwizzled = 8;
+  const auto describe_rows = [&](int count, TileRows *rows) {
+    rows->count = static_cast<int>(divide_up(count, kSwizzled * copiers)) * kSwizzled;
+    return describe(lines.data, lines.type, lines.count, lines.depth, lines.stride, rows->count, &rows->map);
+  };
+  const int status = describe_rows(std::min(tile, lines.count), &tiles->whole), last = lines.count % tile;
+  tiles->last = tiles->whole;
+  return status != 0 || last == 0 || lines.count < tile ? status : describe_rows(last, &tiles->last);
+}
+
 int describe_matrices(const Tactic &tactic, int kind, BoxType type, ManyRowsParams *p) {
   const ProductParams &q = p->product;
-  const bool walks = tactic.family == kWalking;
-  const int box_rows = tactic.rows / (walks ? 2 : 1), y_rows = is_prepared(kind) ? box_rows : kColumnsOfHalf;
+  const int y_rows = is_prepared(kind) ? tactic.rows / 2 : kRowsOfGroup;
+  const int y_columns =
+      is_prepared(kind) ? kColumnsOfHalf : columns_of_piece(columns_of_group(tactic.rows, tactic.columns));
   // Bulk copies write whole 16 bytes, at the end of a row too.
-  p->maps_y = walks && q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride >= q.columns && q.y_stride % 8 == 0 &&
+  p->maps_y = walks(tactic) && q.y_bytes == 2 && q.columns % 8 == 0 && q.y_stride >= q.columns && q.y_stride % 8 == 0 &&
               reinterpret_cast<uintptr_t>(q.y) % 16 == 0 &&
-              describe(q.y, box_type(q.y_is_half), q.rows, q.columns, q.y_stride * 2, y_rows, &p->y) == 0;
-  return describe(q.x, type, q.rows, q.depth, q.x_stride, box_rows, &p->x);
+              describe(q.y, box_type(q.y_is_half), q.rows, q.columns, q.y_stride * 2, y_rows, &p->y, y_columns) == 0;
+  const int tile = tactic.family == kWalking ? kWalkRows / 2 : tactic.rows;
+  return describe_tiles({q.x, type, q.rows, q.depth, q.x_stride}, tile, tactic.family == kByteWalk ? kWalkRanks : 1,
+                        &p->x);
 }
 
 // Blocks of threads with so many stages; what comes before the ring, and what takes its place later.
 int many_rows_bytes(const Tactic &tactic, int kind, int stages, int first, int later) {
-  return ring_barriers(kind, tactic.rows, tactic.halves, stages, first, later) + stages * kBarrierBytes;
+  return ring_barriers(kind, tactic.rows, tactic.columns, stages, first, later) + stages * kBarrierBytes;
 }
 
 Shape walk_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
-  const WalkPlan plan = plan_walk(shape, tactic.rows, multiprocessors());
-  const int staging = staging_bytes(shape.kind);
+  const WalkPlan plan = plan_walk(shape, tactic, multiprocessors());
+  const int staging = staging_bytes(shape.kind, tactic.rows, tactic.columns);
   p->order = plan.order;
   // The ring has blocks of the next tile, too.
-  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, INT16_MAX, kMostShared - staging);
+  p->stages = ring_stages(shape.kind, tactic.rows, tactic.columns, INT16_MAX, kMostShared - staging);
   return {{plan.blocks, 1}, kManyRowsThreads, many_rows_bytes(tactic, shape.kind, p->stages, staging, 0), kWalkRanks};
 }
 
 // As many tiles at once as there are registers for, if it takes more than one a multiprocessor.
 Shape tiles_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
-  const int sharers = sharers_of(tactic), cluster = sharers * tactic.ranks;
-  const int64_t across = divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * cluster;
-  const int64_t along = divide_up(shape.rows, tactic.rows * sharers);
+  const int64_t across = divide_up(shape.columns, tactic.columns) * tactic.ranks;
+  const int64_t along = divide_up(shape.rows, tactic.rows);
   const int at_once = across * along > multiprocessors() ? tiles_at_once(shape.kind, tactic.rows) : 1;
   const auto blocks = static_cast<int>(divide_up(shape.depth, stage_depth(shape.kind)));
-  p->stages = ring_stages(shape.kind, tactic.rows, tactic.halves, blocks, shared_of_blocks(at_once));
-  const int sums = sums_bytes(tactic.rows, tactic.halves);
-  return {{across, along}, kManyRowsThreads, many_rows_bytes(tactic, shape.kind, p->stages, 0, sums), cluster};
+  p->stages = ring_stages(shape.kind, tactic.rows, tactic.columns, blocks, shared_of_blocks(at_once));
+  const int sums = sums_bytes(tactic.rows, tactic.columns);
+  return {{across, along}, kManyRowsThreads, many_rows_bytes(tactic, shape.kind, p->stages, 0, sums), tactic.ranks};
 }
 
 Shape many_rows_shape(const Tactic &tactic, const ProductShape &shape, ManyRowsParams *p) {
-  p->halves = tactic.halves;
-  return tactic.family == kWalking ? walk_shape(tactic, shape, p) : tiles_shape(tactic, shape, p);
+  p->columns = tactic.columns;
+  return walks(tactic) ? walk_shape(tactic, shape, p) : tiles_shape(tactic, shape, p);
 }
 
 // --- Products ----------------------------------------------------------------------------------
@@ -206,9 +218,10 @@ namespace {
 
 // Kernels count rows, columns and K in 32 bits, each rounded up to tiles, and blocks of weights and tiles of y too.
 bool can_count(int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int64_t kMost = INT32_MAX - kWalkRows;
+  constexpr int64_t kMost = INT32_MAX - 4 * kWalkRows;  // a cluster's second tile may begin beyond the last row
   return rows <= kMost && columns <= kMost && depth <= kMost &&
-         divide_up(columns, kBlockRows) * std::max(divide_up(depth, kBlockK), divide_up(rows, kShortWalkRows)) <= kMost;
+         divide_up(columns, kBlockRows) * divide_up(depth, kBlockK) <= kMost &&
+         divide_up(columns, kColumnsOfHalf) * divide_up(rows, kRowsOfGroup) <= kMost;
 }
 
 bool is_tactic(int number, int kind) { return number >= 0 && number < kNumTactics && serves(kTactics[number], kind); }
@@ -252,13 +265,39 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
 
 // --- FP8 by FP8 --------------------------------------------------------------------------------
 
-constexpr ProductOperation kByteSizes[] = {kMultiply16,    kMultiply32,      kMultiply64,        kMultiply128,
-                                           kMultiplyPairs, kMultiplyWalking, kMultiplyWalking128};
-constexpr int kNumByteSizes = sizeof(kByteSizes) / sizeof(*kByteSizes);
+// The size of a tile that a block of threads multiplies alone, or that such blocks walk over.
+constexpr struct {
+  ProductOperation operation;
+  bool is_walk;
+  int rows, columns;  // any, where a kernel is told
+} kByteTiles[] = {{kMultiply16, false, 16, 0},
+                  {kMultiply32, false, 32, 0},
+                  {kMultiply64, false, 64, 0},
+                  {kMultiply128, false, 128, 0},
+                  {kMultiplyWalk64x64, true, 64, 64},
+                  {kMultiplyWalk64x112, true, 64, 112},
+                  {kMultiplyWalk64x128, true, 64, 128},
+                  {kMultiplyWalk64x192, true, 64, 192},
+                  {kMultiplyWalk128x64, true, 128, 64},
+                  {kMultiplyWalk128x112, true, 128, 112},
+                  {kMultiplyWalk128x128, true, 128, 128},
+                  {kMultiplyWalk128x144, true, 128, 144},
+                  {kMultiplyWalk256x128, true, 256, 128}};
+constexpr int kNumByteTiles = sizeof(kByteTiles) / sizeof(*kByteTiles);
+
+// The place among kByteTiles.
+int tile_of(const Tactic &tactic) {
+  return static_cast<int>(std::find_if(kByteTiles, kByteTiles + kNumByteTiles,
+                                       [&](const auto &tile) {
+                                         return tile.is_walk == is_byte_walk(tactic) && tile.rows == tactic.rows &&
+                                                (!tile.is_walk || tile.columns == tactic.columns);
+                                       }) -
+                          kByteTiles);
+}
 
 template <int Kind>
-constexpr KernelTable<kNumByteSizes, kNumByteTypes> kByteKernels([](int size, int types) {
-  return find_kernel(KernelKey(kByteSizes[size], types, Kind));
+constexpr KernelTable<kNumByteTiles, kNumByteTypes> kByteKernels([](int tile, int types) {
+  return find_kernel(KernelKey(kByteTiles[tile].operation, types, Kind));
 });
 
 }  // namespace
@@ -273,18 +312,12 @@ namespace {
 
 DeviceKernel byte_kernel(const dlfp4_cuda_bytes_product &product, const Tactic &tactic) {
   const int types = (product.w.is_e5m2 ? kE5m2E4m3 : kE4m3E4m3) + (product.x.is_e5m2 ? 1 : 0);
-  const int size = walks(tactic, kWalkRows)        ? 5
-                   : walks(tactic, kShortWalkRows) ? 6
-                   : tactic.family == kPaired      ? 4
-                   : tactic.rows == 16             ? 0
-                   : tactic.rows == 32             ? 1
-                   : tactic.rows == 64             ? 2
-                                                   : 3;
+  const int tile = tile_of(tactic);
   const int kind = byte_kind(product);
-  return kind == kBytes          ? kByteKernels<kBytes>[size][types]
-         : kind == kBytesByLine  ? kByteKernels<kBytesByLine>[size][types]
-         : kind == kBytesByBlock ? kByteKernels<kBytesByBlock>[size][types]
-                                 : kByteKernels<kBytesByRow>[size][types];
+  return kind == kBytes          ? kByteKernels<kBytes>[tile][types]
+         : kind == kBytesByLine  ? kByteKernels<kBytesByLine>[tile][types]
+         : kind == kBytesByBlock ? kByteKernels<kBytesByBlock>[tile][types]
+                                 : kByteKernels<kBytesByRow>[tile][types];
 }
 
 // The scale of a tensor serves as that of all its blocks.
@@ -324,10 +357,11 @@ int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Tactic &tactic
   BytesParams p = bytes_params(product);
   const Shape shape = many_rows_shape(tactic, shape_of(product), &p);
   int status = describe_matrices(tactic, kind, kByteBox, &p);
-  if (status == 0)
-    status = describe(p.product.weights, kByteBox, p.product.columns, p.product.depth, product.w.stride,
-                      kColumnsOfHalf * p.halves / sharers_of(tactic), &p.weights);
-  p.maps_scales = status == 0 && walks(tactic, kWalkRows) && describe_scales(p.of_x, p.product, &p.x_scales);
+  if (status == 0) {
+    const ProductParams &q = p.product;
+    status = describe_tiles({q.weights, kByteBox, q.columns, q.depth, product.w.stride}, p.columns, sharers_of(tactic),
+                            &p.weights);
+  }
   return status != 0 ? status : launch_shape(byte_kernel(product, tactic), shape, &p, stream);
 }
 

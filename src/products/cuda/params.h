@@ -66,13 +66,25 @@ struct StreamParams {
   StreamCut cut;
 };
 
-// More rows: a block of threads has `halves` times 64 columns of y. With one, its two warpgroups share K.
+// Rows of x or of weights in a tile, those that one block of threads copies.
+struct TileRows {
+  TensorMap map;
+  int count;
+};
+
+// The last tile has a description of its own, for what is not there bulk copies fill with zeros, which takes them
+// longer than rows; sums of rows that are there do not meet what lies in the place of others.
+struct TiledRows {
+  TileRows whole, last;
+};
+
+// More rows: a block of threads has so many columns of y.
 struct ManyRowsParams {
-  TensorMap x;
+  TiledRows x;
   TensorMap y;  // where `maps_y`
   ProductParams product;
   bool maps_y;  // results leave by bulk copies
-  int halves;
+  int columns;
   int stages;       // of the ring of blocks in flight
   WalkOrder order;  // where blocks of threads walk over tiles
 };
@@ -85,9 +97,8 @@ struct ByteScales {
 };
 
 struct BytesParams : ManyRowsParams {
-  TensorMap weights, x_scales;
+  TiledRows weights;
   ByteScales of_x, of_weights;
-  bool maps_scales;  // neighbours along x lie together, for bulk copies
 };
 
 }  // namespace cuda

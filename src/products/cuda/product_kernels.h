@@ -16,9 +16,16 @@ enum ProductOperation {
   kMultiply64,
   kMultiply128,
   kMultiply256,
-  kMultiplyPairs,
   kMultiplyWalking,
-  kMultiplyWalking128
+  kMultiplyWalk64x64,
+  kMultiplyWalk64x112,
+  kMultiplyWalk64x128,
+  kMultiplyWalk64x192,
+  kMultiplyWalk128x64,
+  kMultiplyWalk128x112,
+  kMultiplyWalk128x128,
+  kMultiplyWalk128x144,
+  kMultiplyWalk256x128
 };
 
 }  // namespace cuda

@@ -24,11 +24,10 @@ enum BoxType { kByteBox = 0, kFloat16Box = 6, kBfloat16Box = 9 };  // the driver
 
 inline BoxType box_type(bool is_half) { return is_half ? kFloat16Box : kBfloat16Box; }
 
-// The driver's description of a matrix, its rows `stride` bytes apart, for boxes of `box_rows` by 128 bytes.
-int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t stride, int box_rows, TensorMap *map);
-
-// The same of x's scales, for boxes of kScaleBox rows' for a block along K; whether bulk copies can read them.
-bool describe_scales(const ByteScales &scales, const ProductParams &product, TensorMap *map);
+// The driver's description of a matrix, its rows `stride` bytes apart, for boxes of `box_rows` by 128 bytes, which are
+// swizzled, or by fewer columns, which are not.
+int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t stride, int box_rows, TensorMap *map,
+             int box_columns = 0);
 
 }  // namespace cuda
 }  // namespace dlfp4

@@ -1,7 +1,7 @@
 // The image of products with prepared weights: the kernels of products.def.
+#include "byte_walk.cuh"
 #include "few_rows.cuh"
 #include "gpu/image.cuh"
-#include "many_rows.cuh"
 #include "prepare.cuh"
 
 #include "products.def"

@@ -5,7 +5,7 @@
 #define DLFP4_SRC_PRODUCTS_CUDA_RING_CUH_
 
 #include "gpu/async.cuh"
-#include "many_rows.h"
+#include "params.h"
 
 namespace dlfp4 {
 namespace cuda {
@@ -66,18 +66,18 @@ struct Ring {
   uint32_t x, weights, scales, full, empty;
   int rows, x_bytes, code_bytes, weight_bytes, scale_bytes, stages, sharers;
 
-  __device__ Ring(int rows_of_x, int halves, int count, int first, int sharers_of_rows = 1, int later = 0)
+  __device__ Ring(int rows_of_x, int columns, int count, int first, int sharers_of_rows = 1, int later = 0)
       : rows(rows_of_x),
         x_bytes(x_stage_bytes(rows_of_x)),
-        code_bytes(code_stage_bytes(Kind, halves)),
-        weight_bytes(weight_stage_bytes(Kind, halves)),
-        scale_bytes(scale_stage_bytes(Kind, rows_of_x, halves)),
+        code_bytes(code_stage_bytes(Kind, columns)),
+        weight_bytes(weight_stage_bytes(Kind, columns)),
+        scale_bytes(scale_stage_bytes(Kind, rows_of_x, columns)),
         stages(count),
         sharers(sharers_of_rows) {
     x = shared_address(shared_memory) + first;
     weights = x + stages * x_bytes;
     scales = weights + stages * weight_bytes;
-    full = shared_address(shared_memory) + ring_barriers(Kind, rows, halves, stages, first, later);
+    full = shared_address(shared_memory) + ring_barriers(Kind, rows, columns, stages, first, later);
     empty = full + stages * 8;
   }
 
@@ -102,7 +102,18 @@ struct Ring {
     });
   }
 
-  // The same of weights as they lie.
+  // The same of rows of a tile, from one on, of which each block of threads copies one box.
+  __device__ void copy_tile_of_x(const TileRows &rows, int column, int first_row, int stage, int among,
+                                 int row_of_tile = 0) const {
+    copy_tile(x + stage * x_bytes + row_of_tile * kBoxBytes, rows, column, first_row, stage, among);
+  }
+
+  // And of weights as they lie.
+  __device__ void copy_tile_of_weights(const TileRows &rows, int column, int first_row, int stage, int among) const {
+    copy_tile(weights + stage * weight_bytes, rows, column, first_row, stage, among);
+  }
+
+  // All rows of a tile of weights.
   __device__ void copy_weights(const TensorMap *map, int column, const BoxedRows &rows, int stage, int among) const {
     each_box(rows, among, [&](int first) {
       copy_among(weights + stage * weight_bytes + first * kBoxBytes, map, column, rows.first + first, full + 8 * stage,
@@ -139,6 +150,11 @@ struct Ring {
   }
 
  private:
+  __device__ void copy_tile(uint32_t to, const TileRows &rows, int column, int first_row, int stage, int among) const {
+    const int first = among > 1 ? cluster_rank() * rows.count : 0;
+    copy_among(to + first * kBoxBytes, &rows.map, column, first_row + first, full + 8 * stage, among);
+  }
+
   template <class Copy>
   __device__ static void each_box(const BoxedRows &rows, int among, const Copy &copy) {
     for (int first = among > 1 ? cluster_rank() * rows.box : 0; first < rows.count; first += among * rows.box)

@@ -9,17 +9,26 @@
 namespace dlfp4 {
 namespace cuda {
 
-#define DLFP4_SHARED_TACTICS(rows)                                                                                     \
-  {#rows "x128", kShared, rows, 2, 1}, {#rows "x128/2", kShared, rows, 2, 2}, {#rows "x128/3", kShared, rows, 2, 3},   \
-      {#rows "x128/4", kShared, rows, 2, 4}, {#rows "x64", kShared, rows, 1, 1}, {#rows "x64/2", kShared, rows, 1, 2}, \
-      {#rows "x64/4", kShared, rows, 1, 4}
+#define DLFP4_SHARED_TACTICS(rows)                                                      \
+  {#rows "x128", kShared, rows, 128, 1}, {#rows "x128/2", kShared, rows, 128, 2},       \
+      {#rows "x128/3", kShared, rows, 128, 3}, {#rows "x128/4", kShared, rows, 128, 4}, \
+      {#rows "x64", kShared, rows, 64, 1}, {#rows "x64/2", kShared, rows, 64, 2},       \
+      {#rows "x64/4", kShared, rows, 64, 4}
+
+#define DLFP4_BYTE_WALKS(rows, columns)                     \
+  {"walk" #rows "x" #columns, kByteWalk, rows, columns, 1}, \
+      {"walk2x" #rows "x" #columns, kByteWalkPairs, rows, columns, 1}
 
 // The first one serves all GPUs, the others those of sm_90a; which kind of product, `serves` says.
 const Tactic kTactics[] = {
-    {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),          DLFP4_SHARED_TACTICS(64),
-    DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256),         {"walk", kWalking, kWalkRows, 2, 1},
-    DLFP4_SHARED_TACTICS(16),      {"2x128x128", kPaired, 128, 2, 1}, {"walk128", kWalking, kShortWalkRows, 2, 1},
+    {"stream", kStream, 16, 0, 1}, DLFP4_SHARED_TACTICS(32),   DLFP4_SHARED_TACTICS(64),
+    DLFP4_SHARED_TACTICS(128),     DLFP4_SHARED_TACTICS(256),  {"walk", kWalking, kWalkRows, 128, 1},
+    DLFP4_SHARED_TACTICS(16),      DLFP4_BYTE_WALKS(64, 64),   DLFP4_BYTE_WALKS(64, 112),
+    DLFP4_BYTE_WALKS(64, 128),     DLFP4_BYTE_WALKS(64, 192),  DLFP4_BYTE_WALKS(128, 64),
+    DLFP4_BYTE_WALKS(128, 112),    DLFP4_BYTE_WALKS(128, 128), DLFP4_BYTE_WALKS(128, 144),
+    DLFP4_BYTE_WALKS(256, 128),
 };
+#undef DLFP4_BYTE_WALKS
 #undef DLFP4_SHARED_TACTICS
 static_assert(sizeof(kTactics) / sizeof(kTactics[0]) == kNumTactics, "");
 
@@ -29,49 +38,52 @@ int64_t count_steps(const ProductShape &shape) { return divide_up(shape.depth, s
 
 bool fits(const Tactic &tactic, const ProductShape &shape) {
   if (!serves(tactic, shape.kind)) return false;
-  if (walks(tactic, kShortWalkRows)) return shape.rows > kShortWalkRows / 2;
-  if (tactic.family == kStream || tactic.family == kWalking) return true;
-  const int64_t ways = int64_t{tactic.ranks} * (kConsumers / tactic.halves);
-  return ways <= count_steps(shape) && divide_up(shape.rows, tactic.rows * sharers_of(tactic)) <= UINT16_MAX;
+  if (tactic.family == kByteWalkPairs) return shape.rows > tactic.rows;
+  if (tactic.family != kShared) return true;
+  const int64_t ways = int64_t{tactic.ranks} * shares_of_depth(tactic.columns);
+  return ways <= count_steps(shape) && divide_up(shape.rows, tactic.rows) <= UINT16_MAX;
 }
 
 // --- Microseconds ------------------------------------------------------------------------------
 
-constexpr double kStart = 2.5;       // launch, first loads, last stores
-constexpr double kReadRate = 4.4e6;  // bytes of weights that arrive in a microsecond
-constexpr double kSharing = 2.5;     // of the walk: two blocks of threads exchange sums
-constexpr double kReadAgain = 0.65;  // of bytes: the share of weights that each further tile of rows reads, from L2
-constexpr double kWalkEnd = 0.5, kWalkEndByBlock = 4.2;  // of bytes: a tile's results
-constexpr double kNextWave = 2.0;                        // of bytes: first loads of blocks that start late
-constexpr double kNextPair = 3.5;                        // the same of pairs that are ahead of sums
-constexpr double kExchange = 0.35;                       // of bytes: what clusters wait for one another, a rank,
-constexpr double kOfRow = 0.005;                         // and for the sums of a row in half a tile
-constexpr double kHalfTile = 1.1;    // of the walk: times what a tile of as many rows takes elsewhere
-constexpr double kHalfBytes = 1.33;  // the same for bytes
+constexpr double kSharing = 2.5;   // of the walk: two blocks of threads exchange sums
+constexpr double kHalfTile = 1.1;  // of the walk: times what a tile of as many rows takes elsewhere
 
-// A stage of K: copies, decoding and products for a tile. Bytes are multiplied as they come, those with scales along K
-// later, but where tensor cores are ahead of sums (where K is shared that gains nothing); pairs read less, and in a
-// walk consumers take turns with more.
-double time_of_step(int kind, int rows, int halves, KernelFamily family, int ranks = 1) {
-  constexpr double kStageRate = 9e4, kWeightRate = 7e4;  // bytes that a multiprocessor gets in a microsecond
-  if (is_prepared(kind)) return 0.18 + 0.00085 * rows * halves;
-  const int sums = rows * halves;
-  if (family == kWalking) return std::max(0.06 + 0.0015 * sums, stage_bytes(kind, rows, halves) / kStageRate);
-  const bool is_ahead = kind == kBytesByBlock && rows == 128 && halves == 2 && ranks == 1 && family != kPaired;
-  const double multiplied = family == kPaired  ? 0.14 + 0.001 * sums
-                            : has_scales(kind) ? (halves == 1 ? 0.09 : 0.14) + 0.0012 * (is_ahead ? 0.86 : 1) * sums
-                                               : 0.0017 * sums;
-  return std::max(multiplied, weight_stage_bytes(kind, halves) / kWeightRate);
+// By prepared weights, and of bytes.
+struct Costs {
+  double start;      // launch, first loads, last stores
+  double read_rate;  // bytes of weights that arrive in a microsecond
+  double meeting;    // sums of blocks of threads or warpgroups that share K meet in shared memory,
+  double of_sums;    // and those of a row in half a tile go through it to y
+};
+constexpr Costs kPrepared = {2.5, 4.4e6, 0.6, 0.0084}, kBytesAsTheyLie = {1.2, 3.8e6, 0.44, 0.0101};
+
+const Costs &costs_of(int kind) { return is_prepared(kind) ? kPrepared : kBytesAsTheyLie; }
+
+// How many rows' sums of half a tile there are.
+int sums_of(const Tactic &tactic) { return tactic.rows * tactic.columns / kColumnsOfHalf; }
+
+// A stage of K: copies, decoding and products for a tile. Where bytes have scales along K, sums are scaled after them.
+double time_of_step(int kind, int sums, int columns) {
+  constexpr double kWeightRate = 6.3e4;  // bytes that a multiprocessor gets in a microsecond
+  if (is_prepared(kind)) return 0.18 + 0.00085 * sums;
+  const double scaling = columns == kColumnsOfHalf ? 0.1 : 0.21;
+  return std::max(has_scales(kind) ? scaling + 0.0018 * sums : 0.0017 * sums,
+                  weight_stage_bytes(kind, columns) / kWeightRate);
 }
 
-// Fitted apart from the others.
-bool is_pair_ahead(const Tactic &tactic, int kind) { return tactic.family == kPaired && !has_scales_of_rows(kind); }
-
-// Sums through shared memory, of several blocks of threads or warpgroups into one, to y.
 double time_of_sums(const Tactic &tactic, int kind) {
-  if (is_pair_ahead(tactic, kind)) return 0.6;
-  const bool are_shared = tactic.ranks * (kConsumers / tactic.halves) > 1;
-  return (are_shared ? 0.6 : 0) + 0.0084 * tactic.rows * tactic.halves;
+  const bool are_shared = tactic.ranks * shares_of_depth(tactic.columns) > 1;
+  return (are_shared ? costs_of(kind).meeting : 0) + costs_of(kind).of_sums * sums_of(tactic);
+}
+
+// Of bytes: work, or the arrival of weights, which tiles of rows of x read one after another, most of them from the L2
+// cache. What takes longer hides the other, but for a little.
+double time_of_bytes(double work, const ProductShape &shape, int64_t reads) {
+  constexpr double kReadAgain = 0.66, kNotHidden = 0.02;
+  const double arrival = (1 + kReadAgain * static_cast<double>(reads - 1)) * static_cast<double>(shape.columns) *
+                         static_cast<double>(shape.depth) / kBytesAsTheyLie.read_rate;
+  return std::max(work, arrival) + kNotHidden * work;
 }
 
 // Blocks of threads that run at once: a cluster stays within a group of multiprocessors, and those of three and four
@@ -84,85 +96,107 @@ int64_t running_at_once(int ranks, int processors) {
 // Weights arrive, or are decoded and multiplied, whichever takes longer: 4 bits wait for the latter.
 double time_of_stream(const ProductShape &shape) {
   const double weights = static_cast<double>(shape.columns) * static_cast<double>(shape.depth);
-  const double arrival = weight_layout(shape.kind).bytes() / double{kBlockRows * kBlockK} / kReadRate;
+  const double arrival = weight_layout(shape.kind).bytes() / double{kBlockRows * kBlockK} / kPrepared.read_rate;
   const double work = shape.rows <= 8 ? 0.14e-6 : 0.175e-6;
-  return kStart + static_cast<double>(divide_up(shape.rows, kTile)) * weights * std::max(arrival, work);
+  return kPrepared.start + static_cast<double>(divide_up(shape.rows, kTile)) * weights * std::max(arrival, work);
 }
 
 double time_of_shared(const Tactic &tactic, const ProductShape &shape, int processors) {
-  const int sharers = sharers_of(tactic);
-  const int64_t reads = divide_up(shape.rows, tactic.rows * sharers);  // of the same weights
-  const int64_t blocks = divide_up(shape.columns, kColumnsOfHalf * tactic.halves) * reads * sharers * tactic.ranks;
+  constexpr double kNextWave = 2.0;                          // of bytes: first loads of blocks that start late
+  constexpr double kExchange = 0.49, kOfRow = 0.0053;        // of bytes: of clusters, a rank, and for the sums
+  const int64_t reads = divide_up(shape.rows, tactic.rows);  // of the same weights
+  const int64_t blocks = divide_up(shape.columns, tactic.columns) * reads * tactic.ranks;
   const int64_t steps = divide_up(count_steps(shape), tactic.ranks),
                 running = running_at_once(tactic.ranks, processors);
-  const double sums = time_of_sums(tactic, shape.kind);
   const auto waves = static_cast<double>(divide_up(blocks, running * tiles_at_once(shape.kind, tactic.rows)));
   const double work = static_cast<double>(divide_up(blocks, running) * steps) *
-                      time_of_step(shape.kind, tactic.rows, tactic.halves, tactic.family, tactic.ranks);
-  if (is_prepared(shape.kind)) return kStart + work + waves * sums;
-  const double again = kReadAgain * static_cast<double>(reads - 1);
-  const double arrival =
-      (1 + again) * static_cast<double>(shape.columns) * static_cast<double>(shape.depth) / kReadRate;
-  return kStart + std::max(work, arrival) + waves * sums +
-         (waves - 1) * (is_pair_ahead(tactic, shape.kind) ? kNextPair : kNextWave) +
-         (tactic.ranks > 1 ? (kExchange + kOfRow * tactic.rows * tactic.halves) * tactic.ranks : 0);
+                      time_of_step(shape.kind, sums_of(tactic), tactic.columns);
+  const double start = costs_of(shape.kind).start, sums = waves * time_of_sums(tactic, shape.kind);
+  if (is_prepared(shape.kind)) return start + work + sums;
+  const double exchange = tactic.ranks > 1 ? (kExchange + kOfRow * sums_of(tactic)) * tactic.ranks : 0;
+  return start + time_of_bytes(work, shape, reads) + sums + (waves - 1) * kNextWave + exchange;
+}
+
+// A stage of K where x is the first operand.
+double time_of_byte_walk_step(const Tactic &tactic, const ProductShape &shape) {
+  constexpr double kStageRate = 9.6e4;  // bytes that a multiprocessor gets in a microsecond
+  constexpr double kBeside = 1.12;      // times what clusters take that share weights instead of rows of x
+  const int sums = sums_of(tactic),
+            lines = static_cast<int>(std::min<int64_t>(tactic.rows, shape.rows)) + tactic.columns;
+  const double multiplied = !has_scales(shape.kind)          ? 0.066 + 0.00128 * sums
+                            : has_scales_of_rows(shape.kind) ? 0.26 + 0.00184 * sums
+                                                             : 0.15 + 0.00099 * sums;
+  return std::max(multiplied, x_stage_bytes(lines) / kStageRate) * (tactic.family == kByteWalk ? kBeside : 1);
 }
 
 // Blocks of threads take one whole tile after the other.
-WalkPlan plan_short_walk(const ProductShape &shape, int row_blocks, int most) {
-  constexpr double kStep = 0.445, kTileEnd = 0.7;
-  WalkOrder order = {row_blocks, static_cast<int>(divide_up(shape.rows, kShortWalkRows)), 0, kShortWalkRows, false};
+WalkPlan plan_byte_walk(const ProductShape &shape, const Tactic &tactic, int most) {
+  const int along = sharers_of(tactic), across = kWalkRanks / along;
+  const auto count = [](int64_t extent, int tile, int sharers) {
+    return static_cast<int>(divide_up(extent, tile * sharers) * sharers);
+  };
+  WalkOrder order = {count(shape.columns, tactic.columns, across),
+                     count(shape.rows, tactic.rows, along),
+                     0,
+                     tactic.rows,
+                     along,
+                     false};
   order.alone = order.tiles();
-  const auto rounds = static_cast<double>(divide_up(order.tiles(), most));
+  const double of_tile = static_cast<double>(count_steps(shape)) * time_of_byte_walk_step(tactic, shape) +
+                         (0.76 + 0.00166 * sums_of(tactic));
+  const double work = static_cast<double>(divide_up(order.tiles(), most)) * of_tile;
   return {std::min(order.tiles(), most), order,
-          kStart + rounds * (static_cast<double>(count_steps(shape)) * kStep + kTileEnd)};
+          kBytesAsTheyLie.start + time_of_bytes(work, shape, order.x_tiles / along)};
 }
 
 double time_of(const Tactic &tactic, const ProductShape &shape, int processors) {
   if (tactic.family == kStream) return time_of_stream(shape);
-  return tactic.family == kWalking ? plan_walk(shape, tactic.rows, processors).time
-                                   : time_of_shared(tactic, shape, processors);
+  return walks(tactic) ? plan_walk(shape, tactic, processors).time : time_of_shared(tactic, shape, processors);
 }
 
 }  // namespace
 
-int sharers_of(const Tactic &tactic) { return tactic.family == kPaired ? kPair : 1; }
+int sharers_of(const Tactic &tactic) { return tactic.family == kByteWalkPairs ? kWalkRanks : 1; }
+
+namespace {
+
+// Where 128 rows of weights share a scale, a tile's columns lie within them. Scales of each row leave no registers for
+// other tiles. Without any along K there are those whose columns make the last round fuller.
+bool serves_byte_walk(const Tactic &tactic, int kind) {
+  const bool is_square = tactic.rows == 128 && tactic.columns == 128, is_within = kBlockRows % tactic.columns == 0;
+  if (has_scales_of_rows(kind)) return is_square || tactic.rows > 128;
+  return tactic.rows <= 128 && (is_square || is_within == has_scales(kind));
+}
+
+}  // namespace
 
 // With scales along K, tiles of 16 rows took longer than those of 32, for as many rows.
 bool serves(const Tactic &tactic, int kind) {
-  if (tactic.family == kStream) return is_prepared(kind);
-  if (tactic.family == kPaired) return !is_prepared(kind);
-  if (walks(tactic, kShortWalkRows)) return !is_prepared(kind) && kind != kBytesByRow;
-  if (tactic.family == kWalking) return true;
+  if (tactic.family == kStream || tactic.family == kWalking) return is_prepared(kind);
+  if (walks(tactic)) return !is_prepared(kind) && serves_byte_walk(tactic, kind);
   const int fewest = is_prepared(kind) || has_scales(kind) ? 32 : 16, most = is_prepared(kind) ? 256 : 128;
   return tactic.rows >= fewest && tactic.rows <= most;
 }
 
 // Blocks work alone on all tiles, or on as many as each block gets equally often, whichever ends sooner.
-WalkPlan plan_walk(const ProductShape &shape, int tile_rows, int processors) {
+WalkPlan plan_walk(const ProductShape &shape, const Tactic &tactic, int processors) {
   const int rows = static_cast<int>(shape.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
-  const int sharers = walk_sharers(shape.kind);
-  const int64_t row_blocks = divide_up(divide_up(shape.columns, kBlockRows), sharers) * sharers;
+  if (is_byte_walk(tactic)) return plan_byte_walk(shape, tactic, most);
   const int64_t steps = count_steps(shape);
-  if (tile_rows == kShortWalkRows) return plan_short_walk(shape, static_cast<int>(row_blocks), most);
-  WalkOrder order = {static_cast<int>(row_blocks), walk_x_tiles(rows), 0, kWalkRows, false};
+  WalkOrder order = {
+      static_cast<int>(divide_up(shape.columns, kBlockRows)), walk_x_tiles(rows), 0, kWalkRows, 1, false};
   order.has_rest = rows > order.x_tiles * kWalkRows;
   const auto time_of_rounds = [&](int64_t tiles, int64_t steps, int rows) {
-    return static_cast<double>(divide_up(tiles, most) * steps) * time_of_step(shape.kind, rows, 2, kWalking);
+    return static_cast<double>(divide_up(tiles, most) * steps) *
+           time_of_step(shape.kind, rows * kConsumers, kBlockRows);
   };
   const auto plan = [&](int alone) {
     order.alone = alone;
     const int shared = order.tiles() - alone, busy = std::max({alone, order.rests(), shared * kWalkRanks});
     const double last = shared > 0 ? time_of_rounds(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
-    const auto ends = static_cast<double>(divide_up(alone, most) + (shared > 0));
-    return WalkPlan{
-        std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
-        kStart + time_of_rounds(alone, steps, kWalkRows) +
-            (is_prepared(shape.kind) ? kHalfTile : kHalfBytes) * time_of_rounds(order.rests(), steps, kWalkRows / 2) +
-            last +
-            ends * (is_prepared(shape.kind)       ? 0
-                    : shape.kind == kBytesByBlock ? kWalkEndByBlock
-                                                  : kWalkEnd)};
+    return WalkPlan{std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
+                    kPrepared.start + time_of_rounds(alone, steps, kWalkRows) +
+                        kHalfTile * time_of_rounds(order.rests(), steps, kWalkRows / 2) + last};
   };
   const int even = order.tiles() / most * most;
   const WalkPlan all = plan(order.tiles());

@@ -7,23 +7,24 @@
 namespace dlfp4 {
 namespace cuda {
 
-enum KernelFamily { kStream, kShared, kPaired, kWalking };
+enum KernelFamily { kStream, kShared, kWalking, kByteWalk, kByteWalkPairs };
 
-// Tiles of `rows` of x by 64 * `halves` columns of y, with K shared out to `ranks` blocks of threads. Pairs of such
-// tiles have the same weights.
+// Tiles of `rows` of x by `columns` of y, with K shared out to `ranks` blocks of threads. Of FP8 by FP8 a cluster walks
+// over two such tiles at a time: with the same rows of x, or (pairs) the same weights.
 struct Tactic {
   const char *name;
   KernelFamily family;
-  int rows, halves, ranks;
+  int rows, columns, ranks;
 };
 
-constexpr int kNumTactics = 39;
+constexpr int kNumTactics = 55;
 extern const Tactic kTactics[kNumTactics];
 
-// Whether blocks of threads walk over tiles of so many rows.
-inline bool walks(const Tactic &tactic, int rows) { return tactic.family == kWalking && tactic.rows == rows; }
+// Whether blocks of threads walk over tiles.
+inline bool walks(const Tactic &tactic) { return tactic.family >= kWalking; }
+inline bool is_byte_walk(const Tactic &tactic) { return tactic.family >= kByteWalk; }
 
-// How many tiles that are next to each other read the same weights together.
+// How many tiles that follow one another along the rows of x read the same weights together.
 int sharers_of(const Tactic &tactic);
 
 // Whether there are kernels of a tactic for a kind of product, a WeightKind or ByteKind.
@@ -43,7 +44,7 @@ struct WalkPlan {
   WalkOrder order;
   double time;
 };
-WalkPlan plan_walk(const ProductShape &shape, int tile_rows, int processors);
+WalkPlan plan_walk(const ProductShape &shape, const Tactic &tactic, int processors);
 
 }  // namespace cuda
 }  // namespace dlfp4
