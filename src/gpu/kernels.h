@@ -176,7 +176,8 @@ int dlfp4_cuda_reads_rows_of_bytes(const void *data, const int64_t *strides, int
 /* Lines of a matrix as a side: `count` of them, of `length` elements. */
 dlfp4_status dlfp4_cuda_read_bytes(const dlfp4_lines *lines, int64_t count, int64_t length, dlfp4_cuda_bytes *side);
 
-/* The largest number of rows that shares a choice of kernel with `rows`: up to 16 each has its own. */
+/* The largest number of rows that shares a choice of kernel with `rows`: up to 16 each has its own, from one power of
+ * two to the next there are four. */
 int64_t dlfp4_cuda_bucket_of_rows(int64_t rows);
 
 /* The best guess, where nothing was measured: that of the rows' bucket. */

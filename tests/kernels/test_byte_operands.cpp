@@ -183,8 +183,8 @@ void test_sides_that_are_refused() {
 // --- The choice --------------------------------------------------------------------------------
 
 void test_buckets() {
-  const int64_t rows[][2] = {{0, 0},   {1, 1},       {16, 16},     {17, 32},           {32, 32},
-                             {33, 64}, {4096, 4096}, {4097, 8192}, {1 << 30, 1 << 30}, {(1 << 30) + 1, (1 << 30) + 1}};
+  const int64_t rows[][2] = {{0, 0},   {1, 1},       {16, 16},     {17, 20},           {32, 32},
+                             {33, 40}, {4096, 4096}, {4097, 5120}, {1 << 30, 1 << 30}, {(1 << 30) + 1, (1 << 30) + 1}};
   for (const auto &each : rows) check(dlfp4_cuda_bucket_of_rows(each[0]) == each[1], "a bucket", "of rows");
 }
 
@@ -193,7 +193,7 @@ void test_choices() {
   const struct {
     int64_t rows, bucket;
     int status;
-  } cases[] = {{5, 5, 0}, {100, 128, 0}, {9, 9, 700}, {7, 7, -(DLFP4_CUDA_REFUSED + DLFP4_E_SHAPE)}};
+  } cases[] = {{5, 5, 0}, {100, 112, 0}, {9, 9, 700}, {7, 7, -(DLFP4_CUDA_REFUSED + DLFP4_E_SHAPE)}};
   for (const auto &each : cases) {
     product.rows = each.rows;
     int of_bytes = -1, of_prepared = -1;

@@ -232,7 +232,7 @@ def test_a_backend_by_name_has_its_tactics_measured(use, path):
 
 def test_bucket():
     assert [_core._bucket_of_rows(m) for m in (1, 2, 15, 16, 17, 32, 33, 129, 256, 257, 4096, 4097)] == [
-        *(1, 2, 15, 16, 32, 32, 64, 256, 256, 512, 4096, 8192)
+        *(1, 2, 15, 16, 20, 32, 40, 160, 256, 320, 4096, 5120)
     ]
 
 
@@ -242,14 +242,14 @@ def test_rows_in_turn(use, path):
     use(fake=tactics)
     measured = []
     with dlfp4.autotune(path):
-        for rows in (256, 4096, 17, 4097, 3, 256, 129):
+        for rows in (256, 4096, 17, 4097, 3, 256, 225):
             before = len(autotune.CHOICES)
             multiply(rows)
             measured.append(len(autotune.CHOICES) > before)
     assert measured == [True, True, True, True, True, False, False]
-    assert {each.rows for each in autotune.CHOICES} == {256, 4096, 32, 8192, 3}
+    assert {each.rows for each in autotune.CHOICES} == {256, 4096, 20, 5120, 3}
     before = dict(tactics.calls)
-    for rows in (256, 4096, 17, 4097, 3, 256, 129, 18, 8000):
+    for rows in (256, 4096, 17, 4097, 3, 256, 225, 18, 5000):
         multiply(rows)
     assert sum(tactics.calls.values()) == sum(before.values()) + 9
 
@@ -257,7 +257,7 @@ def test_rows_in_turn(use, path):
 def test_rows_in_turn_by_real_backends(path):
     framework("torch")
     with dlfp4.autotune(path):
-        for rows in (256, 4096, 17, 4097, 3, 256, 129):
+        for rows in (256, 4096, 17, 4097, 3, 256, 225):
             multiply(rows)
     able = [name for name, reason in dlfp4.backends(values((3, K)), W.mT).items() if reason is None]
     assert len(autotune.CHOICES) == 5

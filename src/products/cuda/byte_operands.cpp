@@ -125,9 +125,10 @@ dlfp4_status dlfp4_cuda_read_bytes(const dlfp4_lines *lines, int64_t count, int6
 
 int64_t dlfp4_cuda_bucket_of_rows(int64_t rows) {
   if (rows <= kExactRows || rows > kMostInBuckets) return rows;
-  int64_t bucket = kExactRows;
-  while (bucket < rows) bucket *= 2;
-  return bucket;
+  constexpr int64_t kInOctave = 4;  // from one power of two to the next
+  int64_t step = kExactRows / kInOctave;
+  while (2 * kInOctave * step < rows) step *= 2;
+  return divide_up(rows, step) * step;
 }
 
 int dlfp4_cuda_choose_tactic(int device, int format, int64_t rows, int64_t columns, int64_t depth, int *tactic) {
