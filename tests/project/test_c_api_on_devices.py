@@ -1,6 +1,5 @@
 """The C API on a device: what it asks, and what it refuses before its driver."""
 
-import ctypes
 from ctypes import byref
 
 import numpy as np
@@ -37,26 +36,17 @@ def fp8(*shape, name="fp8_1x128"):
 
 
 @pytest.mark.parametrize(
-    ("rows", "names", "bytes"),
+    "names",
     [
-        (1027, ("fp8_1x128", "fp8_128x128"), 1028 * 3 * 4),
-        (1027, ("fp8_1x128_e5m2", "fp8_1x128"), 1028 * 3 * 4),
-        (1023, ("fp8_1x128", "fp8_128x128"), 0),
-        (1027, ("fp8_row", "fp8_row"), 0),
-        (1027, ("fp8_e4m3", "fp8_e5m2"), 0),
+        *(("fp8_1x128", "fp8_128x128"), ("fp8_1x128_e5m2", "fp8_1x128"), ("fp8_row", "fp8_row")),
+        ("fp8_e4m3", "fp8_e5m2"),
     ],
-    ids=str,
+    ids="-".join,
 )
-def test_workspaces_of_fp8_on_a_device(rows, names, bytes):
-    """Room for scales of neighbouring rows, where these are many."""
-    out = tensor_on_device(np.zeros((rows, 64), np.float32))
-    a, b = fp8(rows, 384, name=names[0]), fp8(64, 384, name=names[1])
-    assert C.matmul_workspace(on_device(a), on_device(b), out, None) == bytes
-    if dlfp4.formats()[names[0]].block == (1, 128) and bytes:
-        turned = a.with_scale_layout("cublas_1x128")
-        assert C.matmul_workspace(on_device(turned), on_device(b), out, None) == 0
-        odd = ctypes.c_void_p(1008 + 8)
-        assert C.matmul(on_device(a), on_device(b), out, None, odd, None) == c_api.E_SHAPE
+def test_products_of_fp8_on_a_device_need_no_workspace(names):
+    out = tensor_on_device(np.zeros((1027, 64), np.float32))
+    a, b = fp8(1027, 384, name=names[0]), fp8(64, 384, name=names[1])
+    assert C.matmul_workspace(on_device(a), on_device(b), out, None) == 0
 
 
 def test_products_that_a_device_does_not_have():
