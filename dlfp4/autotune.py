@@ -123,7 +123,7 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     Notes
     -----
     A choice is made for operands of the same formats, dtypes and layouts, equal N and K, M in the same bucket (each M
-    up to 16, above that four from one power of two to the next), the same candidates, device (name of the GPU; model,
+    up to 16, then four buckets between powers of two), the same candidates, device (name of the GPU; model,
     instruction set and threads of the CPU) and version of dlfp4.
 
     Operands are copied until they exceed all caches (256 MiB, at most 64 copies), and calls walk over the copies. On

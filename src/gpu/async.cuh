@@ -458,12 +458,16 @@ __device__ inline void multiply_bytes(float *sums, uint64_t a, uint64_t b, bool 
 #undef DLFP4_SUM4
 #undef DLFP4_SUM8
 #undef DLFP4_SUM16
+#undef DLFP4_SUM48
 #undef DLFP4_SUM64
 #undef DLFP4_NAME8
 #undef DLFP4_NAME16
+#undef DLFP4_NAME28
 #undef DLFP4_NAME32
 #undef DLFP4_NAME48
+#undef DLFP4_NAME56
 #undef DLFP4_NAME64
+#undef DLFP4_NAME72
 #undef DLFP4_NAME80
 #undef DLFP4_NAME96
 #undef DLFP4_NAME112

@@ -217,9 +217,8 @@ int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_p
 int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
                                       const dlfp4_cuda_routing *routing);
 
-/* The same, with a workspace that has room for x's scales as well, which it brings together, those of neighbouring
- * rows, where that saves more than it costs: then the image of blocks is to be loaded as well. The bits are the same.
- */
+/* The same. Where it pays, x's scales of neighbouring rows are first brought together: the workspace has room for them,
+ * and the image of blocks is to be loaded as well. The bits are the same. */
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
                                                   const dlfp4_cuda_routing *routing);
 int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing);

@@ -169,13 +169,16 @@ def test_auto_takes_them_as_they_lie(torch):
 
 @pytest.mark.parametrize("depth", range(128, 897, 128))
 @pytest.mark.parametrize("names", [("fp8_1x128", "fp8_128x128"), ("fp8_e4m3", "fp8_e4m3")], ids="-".join)
-def test_many_tiles_of_few_blocks(torch, depth, names):
-    """Of each multiprocessor, so that tiles go round the ring of stages, or two share memory: the same bits."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_many_tiles_of_few_blocks(torch, depth, names, dtype):
+    """Of each multiprocessor, so that tiles go round the ring of stages, or two share memory: the same bits. Results of
+    16 bits leave by bulk copies while the next tile is multiplied.
+    """
     a, w = quantized((300, depth), names[0]), quantized((33800, depth), names[1], 1)
-    expected = run(torch, a, w.mT, "128x128")
+    expected = run(torch, a, w.mT, "128x128", dtype)
     others = [name for name in tactics_of(a, w.mT) if name.startswith("walk")]
     for tactic in (*others, "64x128", "32x128"):
-        assert torch.equal(run(torch, a, w.mT, tactic), expected), tactic
+        assert torch.equal(run(torch, a, w.mT, tactic, dtype), expected), tactic
 
 
 @pytest.mark.parametrize("tactic", ["64x128", "128x128", "walk2x64x64", "walk128x128"])

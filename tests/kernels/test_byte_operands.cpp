@@ -237,6 +237,7 @@ void test_groups() {
   asked = {};
   check(dlfp4_cuda_grouped_matmul_bytes(0, 0, &product, &routing) == 0 && asked.turned == 1 && asked.grouped == 1,
         "scales are brought", "groups");
+  check(asked.from == scales && asked.rows == 401 && asked.columns == 3, "which", "groups");
   check(asked.to == memory + kWorkspaceOfGroups && is_brought(asked.product.x, asked.to, 404), "behind the rest",
         "groups");
   asked.fails = true;
@@ -250,6 +251,12 @@ void test_groups() {
               is_as_it_was(asked.product.x),
           "scales as they lie", "groups");
   }
+  routing.gathers = 0;
+  product.x.scale_step = 0;  // one a row
+  check(dlfp4_cuda_grouped_matmul_bytes_workspace(&product, &routing) == kWorkspaceOfGroups, "a scale a row", "groups");
+  product.x.scale_step = 1;
+  product.x.scale_stride = 4;  // rows of scales apart
+  check(dlfp4_cuda_grouped_matmul_bytes_workspace(&product, &routing) == kWorkspaceOfGroups, "scales apart", "groups");
 }
 
 }  // namespace

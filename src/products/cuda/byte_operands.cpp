@@ -21,7 +21,7 @@ constexpr int64_t kDepth = 128;  // of K that tensor cores sum, at the end of wh
 constexpr int64_t kManyRows = 100;
 
 constexpr int64_t kExactRows = 16;             // up to here kernels differ from one number of rows to the next
-constexpr int64_t kMostInBuckets = 1LL << 30;  // beyond it the next power of two is more than kernels count
+constexpr int64_t kMostInBuckets = 1LL << 30;  // beyond it a bucket may be more than kernels count
 
 bool is_fp8(int dtype) { return dtype == DLFP4_float8_e4m3fn || dtype == DLFP4_float8_e5m2; }
 

@@ -19,6 +19,8 @@ class TileByX {
   static constexpr int kColumns = columns_of_group(Rows, Columns), kPiece = columns_of_piece(kColumns);
   // Scales of rows of weights take the place of a second set of products.
   static constexpr bool kHasTwoSets = !has_scales_of_rows(Kind);
+  static_assert(kParts == 1 || (kParts * kRowsByX == Rows && !kHasTwoSets), "sums of all parts are made");
+  static_assert(staging_bytes(Kind, Rows, Columns) % 1024 == 0, "rows behind them are swizzled");
   using Place = WalkOrder::Place;
   const BytesParams &p_;
   const ProductParams &q_;
@@ -156,7 +158,8 @@ class ByteWalk {
       produce_x_among<1>();
   }
 
-  // A tile that has nothing, for the sake of its cluster, copies what the last one does: see TiledRows.
+  // A tile beyond the matrix is there only to complete a cluster. It copies the last tile's rows, so that both blocks
+  // of threads expect equally many bytes.
   template <int Among>
   __device__ Turn produce_weights_among() const {
     const int last = (q_.columns - 1) / Columns;

@@ -3,8 +3,9 @@
 // Layout: a stage of the ring is 128 bytes of rows of x and of rows of weights, and the scales of both.
 // Trick: tensor cores keep some 14 bits of sums of FP8, so they add one stage only; the threads scale such sums and add
 // them to those of float32, by one operation that has to be asked for (-fmad=false), while the tensor cores work for
-// the other warpgroup. Few rows of x are the second operand of wgmma, the weights the first; in a walk (byte_walk.cuh)
-// it is the other way around, so that a thread needs two scales of x and one of weights where 128 columns share that.
+// the other warpgroup or on the next stage. Few rows of x are the second operand of wgmma, the weights the first; in a
+// walk (byte_walk.cuh) it is the other way around, so that a thread needs two scales of x and one of weights where 128
+// columns share that.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_BYTES_CUH_
 

@@ -211,8 +211,8 @@ struct KindOf<Kind, Types, false> {
   using Lanes = BytesConsumer<Kind, Types>;
 };
 
-// Of a thread that copies, which is more where it loads scales, and of one that multiplies. `at_once` blocks of threads
-// have those of a multiprocessor.
+// Those of a thread that copies (more where it also loads scales) and of one that multiplies, with `at_once` blocks of
+// threads on a multiprocessor.
 struct Registers {
   int copying, multiplying;
 };

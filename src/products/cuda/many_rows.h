@@ -35,7 +35,7 @@ DLFP4_RULE bool has_scales(int kind) { return kind == kBytesByRow || kind == kBy
 // Elements of K in a stage of the ring.
 DLFP4_RULE int stage_depth(int kind) { return is_prepared(kind) ? kBlockK : kBoxBytes; }
 
-// To how many warpgroups K is shared out: to both where there are columns for one.
+// To how many warpgroups K is shared out in a tile that is not walked to: to both where there are columns for one.
 DLFP4_RULE int shares_of_depth(int columns) { return columns == kColumnsOfHalf ? kConsumers : 1; }
 
 DLFP4_RULE int x_stage_bytes(int rows) { return rows * kBoxBytes; }
@@ -116,11 +116,11 @@ DLFP4_RULE int ring_barriers(int kind, int rows, int columns, int stages, int fi
   return behind > later ? behind : later;
 }
 
-// --- The walking kernel ----------------------------------------------------------------------
+// --- Walking kernels -------------------------------------------------------------------------
 
 constexpr int kWalkRanks = 2;  // blocks of threads of a cluster
 
-constexpr int kWalkRows = 256;  // of x in a tile
+constexpr int kWalkRows = 256;  // of x in a tile, by prepared weights
 
 // A warpgroup's part of a tile whose first operand is x. Two share out a tile's rows, or its columns if it has no more
 // rows.
@@ -128,9 +128,9 @@ constexpr int kRowsOfGroup = 64;
 DLFP4_RULE int columns_of_group(int rows, int columns) { return rows > kRowsOfGroup ? columns : columns / kConsumers; }
 
 // Of those, what a warpgroup stores at a time.
-DLFP4_RULE int columns_of_piece(int columns) { return columns > 72 ? columns / 2 : columns; }
+DLFP4_RULE int columns_of_piece(int columns) { return columns > kColumnsOfHalf ? columns / 2 : columns; }
 
-// Memory for results of 16 bits, before the ring: of a tile, or of bytes of a consumer's columns of a piece.
+// Memory for results of 16 bits, before the ring: of a tile, or of bytes a piece for each consumer.
 DLFP4_RULE int staging_bytes(int kind, int rows, int columns) {
   if (is_prepared(kind)) return rows * columns * 2;
   return kConsumers * kRowsOfGroup * columns_of_piece(columns_of_group(rows, columns)) * 2;
@@ -141,7 +141,8 @@ DLFP4_RULE int walk_x_tiles(int rows) { return (rows + kWalkRows / 2 - 1) / kWal
 
 // Which tiles of y a block of threads multiplies: first those of rows of x that fill at most half a tile, then `alone`
 // whole ones, each a grid apart, at last one that it shares with the other block of its cluster, half of K each. The
-// first of these orders starts at the last block, because the first blocks have shared tiles.
+// first of these orders starts at the last block, because the first blocks have shared tiles. FP8 by FP8 has whole
+// tiles alone.
 struct WalkOrder {
   static constexpr int kNone = -1;
   // Row blocks that meet all rows of x before the next, so that both stay in the cache.
@@ -151,7 +152,7 @@ struct WalkOrder {
     int row_block, first_row;
   };
 
-  int row_blocks, x_tiles, alone;  // row blocks for all sharers
+  int row_blocks, x_tiles, alone;  // one of the first two counts for whole clusters of FP8 by FP8
   int rows;                        // of a tile
   int together;                    // tiles along x that a cluster has at once, of the same weights, or one
   bool has_rest;

@@ -114,7 +114,8 @@ struct Lines {
   int64_t stride;  // bytes
 };
 
-// In tiles that so many blocks of threads copy together. Of swizzled rows eight are described at least.
+// Tiles of `tile` rows, of which `copiers` blocks of threads copy equal parts: multiples of the eight rows that are
+// swizzled alike.
 int describe_tiles(const Lines &lines, int tile, int copiers, TiledRows *tiles) {
   constexpr int kSwizzled = 8;
   const auto describe_rows = [&](int count, TileRows *rows) {
@@ -219,9 +220,10 @@ namespace {
 // Kernels count rows, columns and K in 32 bits, each rounded up to tiles, and blocks of weights and tiles of y too.
 bool can_count(int64_t rows, int64_t columns, int64_t depth) {
   constexpr int64_t kMost = INT32_MAX - 4 * kWalkRows;  // a cluster's second tile may begin beyond the last row
+  // Tiles of 64 by 64, of which clusters have two.
+  const int64_t across = divide_up(columns, kColumnsOfHalf) + 1, along = divide_up(rows, kRowsOfGroup) + 1;
   return rows <= kMost && columns <= kMost && depth <= kMost &&
-         divide_up(columns, kBlockRows) * divide_up(depth, kBlockK) <= kMost &&
-         divide_up(columns, kColumnsOfHalf) * divide_up(rows, kRowsOfGroup) <= kMost;
+         divide_up(columns, kBlockRows) * divide_up(depth, kBlockK) <= kMost && across * along <= kMost;
 }
 
 bool is_tactic(int number, int kind) { return number >= 0 && number < kNumTactics && serves(kTactics[number], kind); }
@@ -269,7 +271,7 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
 constexpr struct {
   ProductOperation operation;
   bool is_walk;
-  int rows, columns;  // any, where a kernel is told
+  int rows, columns;  // or 0: the kernel is told
 } kByteTiles[] = {{kMultiply16, false, 16, 0},
                   {kMultiply32, false, 32, 0},
                   {kMultiply64, false, 64, 0},

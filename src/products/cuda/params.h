@@ -66,25 +66,24 @@ struct StreamParams {
   StreamCut cut;
 };
 
-// Rows of x or of weights in a tile, those that one block of threads copies.
+// What one block of threads copies of a tile: `count` rows of x or of weights.
 struct TileRows {
   TensorMap map;
   int count;
 };
 
-// The last tile has a description of its own, for what is not there bulk copies fill with zeros, which takes them
-// longer than rows; sums of rows that are there do not meet what lies in the place of others.
+// The last tile may have fewer rows, and a map for those alone: bulk copies fill what lies outside a matrix with zeros,
+// which takes longer than copying rows. Shared memory beyond them keeps old bytes, which reach no sum that is stored.
 struct TiledRows {
   TileRows whole, last;
 };
 
-// More rows: a block of threads has so many columns of y.
 struct ManyRowsParams {
   TiledRows x;
   TensorMap y;  // where `maps_y`
   ProductParams product;
-  bool maps_y;  // results leave by bulk copies
-  int columns;
+  bool maps_y;      // results leave by bulk copies
+  int columns;      // of y, those of a block of threads
   int stages;       // of the ring of blocks in flight
   WalkOrder order;  // where blocks of threads walk over tiles
 };

@@ -24,8 +24,8 @@ enum BoxType { kByteBox = 0, kFloat16Box = 6, kBfloat16Box = 9 };  // the driver
 
 inline BoxType box_type(bool is_half) { return is_half ? kFloat16Box : kBfloat16Box; }
 
-// The driver's description of a matrix, its rows `stride` bytes apart, for boxes of `box_rows` by 128 bytes, which are
-// swizzled, or by fewer columns, which are not.
+// The driver's description of a matrix, its rows `stride` bytes apart, for boxes of `box_rows` by 128 bytes, or by
+// `box_columns`. Rows of 128 bytes are swizzled.
 int describe(const uint8_t *data, BoxType type, int rows, int columns, int64_t stride, int box_rows, TensorMap *map,
              int box_columns = 0);
 

@@ -143,7 +143,7 @@ struct Ring {
     }
   }
 
-  // For the thread that copies, after the last copy: until every stage is released. Memory ends with its block of
+  // For one thread that copies, after its last copy: until every stage is released. Memory ends with its block of
   // threads, and no arrival of another is on its way to it then.
   __device__ void drain(Turn turn) const {
     for (int i = 0; i < stages; ++i, turn.advance(1, stages)) wait_for(empty + 8 * turn.stage, turn.phase);

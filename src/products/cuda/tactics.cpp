@@ -53,8 +53,8 @@ constexpr double kHalfTile = 1.1;  // of the walk: times what a tile of as many 
 struct Costs {
   double start;      // launch, first loads, last stores
   double read_rate;  // bytes of weights that arrive in a microsecond
-  double meeting;    // sums of blocks of threads or warpgroups that share K meet in shared memory,
-  double of_sums;    // and those of a row in half a tile go through it to y
+  double meeting;    // in shared memory, of sums of blocks of threads or warpgroups that share K
+  double of_sums;    // of a row in half a tile, on their way through shared memory to y
 };
 constexpr Costs kPrepared = {2.5, 4.4e6, 0.6, 0.0084}, kBytesAsTheyLie = {1.2, 3.8e6, 0.44, 0.0101};
 
@@ -120,7 +120,7 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
 // A stage of K where x is the first operand.
 double time_of_byte_walk_step(const Tactic &tactic, const ProductShape &shape) {
   constexpr double kStageRate = 9.6e4;  // bytes that a multiprocessor gets in a microsecond
-  constexpr double kBeside = 1.12;      // times what clusters take that share weights instead of rows of x
+  constexpr double kBeside = 1.12;      // how much longer a step takes where clusters share rows of x, not weights
   const int sums = sums_of(tactic),
             lines = static_cast<int>(std::min<int64_t>(tactic.rows, shape.rows)) + tactic.columns;
   const double multiplied = !has_scales(shape.kind)          ? 0.066 + 0.00128 * sums
@@ -161,7 +161,8 @@ int sharers_of(const Tactic &tactic) { return tactic.family == kByteWalkPairs ? 
 namespace {
 
 // Where 128 rows of weights share a scale, a tile's columns lie within them. Scales of each row leave no registers for
-// other tiles. Without any along K there are those whose columns make the last round fuller.
+// tiles other than 128 x 128 and 256 x 128. Without any along K there are those whose columns make the last round
+// fuller.
 bool serves_byte_walk(const Tactic &tactic, int kind) {
   const bool is_square = tactic.rows == 128 && tactic.columns == 128, is_within = kBlockRows % tactic.columns == 0;
   if (has_scales_of_rows(kind)) return is_square || tactic.rows > 128;

@@ -7,7 +7,7 @@
 namespace dlfp4 {
 namespace cuda {
 
-enum KernelFamily { kStream, kShared, kWalking, kByteWalk, kByteWalkPairs };
+enum KernelFamily { kStream, kShared, kWalking, kByteWalk, kByteWalkPairs };  // those that walk come last
 
 // Tiles of `rows` of x by `columns` of y, with K shared out to `ranks` blocks of threads. Of FP8 by FP8 a cluster walks
 // over two such tiles at a time: with the same rows of x, or (pairs) the same weights.
