@@ -270,31 +270,28 @@ int multiply(const dlfp4_cuda_product &product, const Tactic &tactic, uintptr_t 
 // The size of a tile that a block of threads multiplies alone, or that such blocks walk over.
 constexpr struct {
   ProductOperation operation;
-  bool is_walk;
-  int rows, columns;  // or 0: the kernel is told
-} kByteTiles[] = {{kMultiply16, false, 16, 0},
-                  {kMultiply32, false, 32, 0},
-                  {kMultiply64, false, 64, 0},
-                  {kMultiply128, false, 128, 0},
-                  {kMultiplyWalk64x64, true, 64, 64},
-                  {kMultiplyWalk64x112, true, 64, 112},
-                  {kMultiplyWalk64x128, true, 64, 128},
-                  {kMultiplyWalk64x192, true, 64, 192},
-                  {kMultiplyWalk128x64, true, 128, 64},
-                  {kMultiplyWalk128x112, true, 128, 112},
-                  {kMultiplyWalk128x128, true, 128, 128},
-                  {kMultiplyWalk128x144, true, 128, 144},
-                  {kMultiplyWalk256x128, true, 256, 128}};
+  int rows, columns;  // of one alone 0: its kernel is told
+} kByteTiles[] = {{kMultiply16, 16, 0},
+                  {kMultiply32, 32, 0},
+                  {kMultiply64, 64, 0},
+                  {kMultiply128, 128, 0},
+                  {kMultiplyWalk64x64, 64, 64},
+                  {kMultiplyWalk64x112, 64, 112},
+                  {kMultiplyWalk64x128, 64, 128},
+                  {kMultiplyWalk64x192, 64, 192},
+                  {kMultiplyWalk128x64, 128, 64},
+                  {kMultiplyWalk128x112, 128, 112},
+                  {kMultiplyWalk128x128, 128, 128},
+                  {kMultiplyWalk128x144, 128, 144},
+                  {kMultiplyWalk256x128, 256, 128}};
 constexpr int kNumByteTiles = sizeof(kByteTiles) / sizeof(*kByteTiles);
 
 // The place among kByteTiles.
 int tile_of(const Tactic &tactic) {
-  return static_cast<int>(std::find_if(kByteTiles, kByteTiles + kNumByteTiles,
-                                       [&](const auto &tile) {
-                                         return tile.is_walk == is_byte_walk(tactic) && tile.rows == tactic.rows &&
-                                                (!tile.is_walk || tile.columns == tactic.columns);
-                                       }) -
-                          kByteTiles);
+  const int columns = is_byte_walk(tactic) ? tactic.columns : 0;
+  int i = 0;
+  while (kByteTiles[i].rows != tactic.rows || kByteTiles[i].columns != columns) ++i;
+  return i;
 }
 
 template <int Kind>
