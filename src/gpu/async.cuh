@@ -28,6 +28,15 @@ __device__ inline int read_lane() {
   return lane;
 }
 
+// A warp's number, in a form in which the compiler knows that its lanes agree on it. All of them have to ask.
+__device__ inline int warp_of_block() { return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpSize), 0); }
+
+// A value that stays in a register, instead of being computed anew in each turn of a loop.
+__device__ inline uint32_t held(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // --- Overlap with the kernel before (programmatic dependent launch) ----------------------------
 
 __device__ inline void wait_for_kernel_before() {
@@ -164,6 +173,14 @@ __device__ inline void multiply_tile(float *sums, const uint32_t *a, const uint3
 #undef DLFP4_MMA
 
 #ifdef DLFP4_HOPPER
+// Whether this lane is the one of its warp, all of which is here, that does what takes one thread. The compiler knows
+// then that one lane is active: addresses of its copies are the warp's own values, and no loop looks for other lanes'.
+__device__ inline bool is_elected() {
+  uint32_t is;
+  asm volatile("{.reg .pred is; elect.sync _|is, 0xFFFFFFFF; selp.u32 %0, 1, 0, is;}" : "=r"(is));
+  return is != 0;
+}
+
 // --- Barriers ------------------------------------------------------------------------------------
 
 __device__ inline void init_barrier(uint32_t barrier, uint32_t arrivals) {

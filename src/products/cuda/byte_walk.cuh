@@ -110,9 +110,9 @@ class ByteWalk {
     let_next_kernel_start();
     if (warpgroup() == 0) {
       give_up_registers<Kind>();
-      const int warp = threadIdx.x / kWarpSize;
-      if (threadIdx.x == 0) produce_weights();
-      if (threadIdx.x == kWarpSize) produce_x();
+      const int warp = warp_of_block();
+      if (warp == 0 && is_elected()) produce_weights();
+      if (warp == 1 && is_elected()) produce_x();
       if (has_scales(Kind) && warp >= 2) load_scales(warp - 2);
     } else {
       take_registers<Kind>();

@@ -30,8 +30,7 @@ class FewRows {
   const ProductParams &q_;
   const StreamCut &cut_;
   const uint32_t lane_ = read_lane();
-  const int warp_ = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpSize), 0),
-            warps_ = blockDim.x / kWarpSize;
+  const int warp_ = warp_of_block(), warps_ = blockDim.x / kWarpSize;
   const int first_tile_, tiles_, first_row_;
   const int slices_ = held(cut_.slices_of_warp - (warp_ >= cut_.full_warps)), blocks_of_warps_ = held(warps_ * kBlocks);
   const uint32_t x_ = held(shared_address(shared_memory) + warp_ * cut_.memory.bytes);  // this warp's slice of x
@@ -63,12 +62,6 @@ class FewRows {
   }
 
  private:
-  // A value that stays in a register, instead of being computed anew in each turn of the loop.
-  __device__ static uint32_t held(uint32_t value) {
-    asm volatile("" : "+r"(value));
-    return value;
-  }
-
   // --- Weights
 
   __device__ void advance_next() {

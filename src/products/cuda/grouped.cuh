@@ -58,11 +58,12 @@ class Experts {
     ring_.init(arrivals(Kind, kCopiers), kConsumers * Lanes::kReleases);
     if (warpgroup() == 0) {
       give_up_registers<Kind, blocks_at_once(Of)>();
-      if (threadIdx.x == 0) produce<true, kCopiers == 1>();
-      if (kCopiers == 2 && threadIdx.x == kWarpSize) produce<false, true>();
+      const int warp = warp_of_block();
+      if (warp == 0 && is_elected()) produce<true, kCopiers == 1>();
+      if (kCopiers == 2 && warp == 1 && is_elected()) produce<false, true>();
       if constexpr (has_scales(Kind)) {
         Turn turn = first_turn();
-        if (threadIdx.x / kWarpSize == 1) produce_scales<0>(blockIdx.x, turn);
+        if (warp == 1) produce_scales<0>(blockIdx.x, turn);
       }
       __syncwarp();
     } else {

@@ -32,8 +32,7 @@ class StreamedExperts {
   int *const ends_ = reinterpret_cast<int *>(shared_memory + cut_.schedule);
   int *const tiles_ = ends_ + kMostExperts;  // up to an expert, its own included
   const uint32_t lane_ = read_lane();
-  const int warp_ = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpSize), 0),
-            warps_ = blockDim.x / kWarpSize;
+  const int warp_ = warp_of_block(), warps_ = blockDim.x / kWarpSize;
   const int slices_ = cut_.slices_of_warp - (warp_ >= cut_.full_warps);
   const uint32_t x_ = shared_address(shared_memory) + warp_ * cut_.bytes;
   const uint32_t sums_ = shared_address(shared_memory) + cut_.sums + lane_ * 16;

@@ -1,9 +1,10 @@
 // y = x @ w.T for more rows of x, on sm_90a: weights decoded in registers are the first operand of wgmma, x the second.
 // Layout: a warpgroup of threads copies blocks of 64 along K into a ring in shared memory; two multiply them.
-// Trick: two sets of operands, so that the next block is decoded while the tensor cores work on this one. Few columns
-// are shared out along K: to the two warpgroups, and to a cluster of blocks that read each other's sums. Many tiles of
-// y are walked by blocks that stay, so that copies for the next tile run while this one is stored, and results leave
-// while the next one is multiplied.
+// Trick: two sets of operands, so that the next block is decoded while the tensor cores work on this one. These leave
+// little room to other instructions, so the loop keeps what it needs in registers. Few columns are shared out along K:
+// to the two warpgroups, and to a cluster of blocks that read each other's sums. Many tiles of y are walked by blocks
+// that stay, so that copies for the next tile run while this one is stored, and results leave while the next one is
+// multiplied.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_MANY_ROWS_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_MANY_ROWS_CUH_
 
@@ -27,10 +28,17 @@ class Consumer {
   static constexpr int kReleases = 1;  // of a stage
 
   __device__ Consumer(const Ring<Kind> &ring, const ProductParams &q, int half, int first)
-      : ring_(ring), by_(q.shifts), turn_(first) {
+      : ring_(ring),
+        by_(q.shifts),
+        weight_bytes_(held(ring.weight_bytes)),
+        full_(held(ring.full)),
+        empty_(held(ring.empty)),
+        releases_(held(threadIdx.x % kWarpgroup == 0)),
+        turn_(first) {
     const int tile = half * (kTilesInBlock / 2) + warp_of_group(), lane = lane_of_warp();
-    codes_ = ring.weights + tile * (kLayout.words() * 4 * kWarpSize) + lane * 16;
-    scales_ = ring.weights + ring.code_bytes + tile * (kTile * kLayout.groups()) + (lane >> 2) * (2 * kLayout.groups());
+    codes_ = held(ring.weights + tile * (kLayout.words() * 4 * kWarpSize) + lane * 16);
+    scales_ =
+        held(ring.weights + ring.code_bytes + tile * (kTile * kLayout.groups()) + (lane >> 2) * (2 * kLayout.groups()));
   }
 
   // With one set of operands, which takes fewer registers, blocks wait for one another.
@@ -39,11 +47,12 @@ class Consumer {
     static_assert(Sets == 1 || Sets == 2, "");
     uint32_t operands[Sets][4 * kSteps];
     int left = (blocks.count - blocks.first + blocks.by - 1) / blocks.by;
-    for (bool adds = false; left >= 2; left -= 2, adds = true) {
-      step<Rows, Sets>(operands[0], adds, blocks.by, sums);
-      step<Rows, Sets>(operands[Sets - 1], true, blocks.by, sums);
+    if (left > 0) step<Rows, Sets, false>(operands[0], blocks.by, sums);
+    for (; left > 2; left -= 2) {
+      step<Rows, Sets, true>(operands[Sets - 1], blocks.by, sums);
+      step<Rows, Sets, true>(operands[0], blocks.by, sums);
     }
-    if (left > 0) step<Rows, Sets>(operands[0], blocks.count - blocks.first > blocks.by, blocks.by, sums);
+    if (left > 1) step<Rows, Sets, true>(operands[Sets - 1], blocks.by, sums);
     wait_for_products<0>();
 #pragma unroll
     for (float &sum : sums) asm volatile("" : "+f"(sum)::"memory");
@@ -51,45 +60,50 @@ class Consumer {
 
   // Releases the last block's stage to producers. One thread does so for its warpgroup, as in CUTLASS: a product is one
   // operation of four warps, and ends only when each has read its words of the stage.
-  __device__ void release() const { ring_.release(last_, threadIdx.x % kWarpgroup); }
+  __device__ void release() const {
+    if (releases_) arrive(empty_ + 8 * last_);
+  }
 
  private:
   __device__ void load(LaneWords<Kind> &words) const {
-    const uint32_t offset = turn_.stage * ring_.weight_bytes;
+    const uint32_t offset = turn_.stage * weight_bytes_;
 #pragma unroll
     for (int i = 0; i < kLayout.words(); i += 4) load_shared_16(codes_ + offset + i * 4 * kWarpSize, words.codes + i);
     load_shared(scales_ + offset, words.scales);
   }
 
   // Waits for the products of the block before, if there is one, whose stage is free then; `Later` have begun since.
-  template <int Later>
-  __device__ void finish_block(bool is_there) const {
+  template <int Later, bool IsThere>
+  __device__ void finish_block() const {
     wait_for_products<Later>();
-    if (is_there) release();
+    if constexpr (IsThere) release();
   }
 
-  template <int Rows, int Sets>
-  __device__ __forceinline__ void step(uint32_t *operands, bool adds, int by, float *sums) {
-    if (!is_there_) wait_for(ring_.full + 8 * turn_.stage, turn_.phase);
+  // `Adds` to the sums of blocks before.
+  template <int Rows, int Sets, bool Adds>
+  __device__ __forceinline__ void step(uint32_t *operands, int by, float *sums) {
+    if (!is_there_) wait_for(full_ + 8 * turn_.stage, turn_.phase);
     LaneWords<Kind> words;
     load(words);
     Turn next = turn_;
     next.advance(by, ring_.stages);
-    is_there_ = has_passed(ring_.full + 8 * next.stage, next.phase);
-    if constexpr (Sets == 1) finish_block<0>(adds);
+    is_there_ = has_passed(full_ + 8 * next.stage, next.phase);
+    if constexpr (Sets == 1) finish_block<0, Adds>();
     decode_block<Kind, Type>(words, by_, operands);
     const uint64_t rows = describe_rows(ring_.x + turn_.stage * ring_.x_bytes);
     begin_products();
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) multiply_rows<Type, Rows>(sums, operands + 4 * i, rows + 2 * i, adds || i > 0);
+    for (int i = 0; i < kSteps; ++i) multiply_rows<Type, Rows>(sums, operands + 4 * i, rows + 2 * i, Adds || i > 0);
     commit_products();
-    if constexpr (Sets == 2) finish_block<1>(adds);
+    if constexpr (Sets == 2) finish_block<1, Adds>();
     last_ = turn_.stage;
     turn_ = next;
   }
 
   const Ring<Kind> &ring_;
   const Shifts &by_;
+  const uint32_t weight_bytes_, full_, empty_;
+  const bool releases_;
   uint32_t codes_, scales_;
   Turn turn_;
   bool is_there_ = false;  // that turn's stage, as was seen a turn before, for an answer takes time
@@ -291,9 +305,10 @@ class SharedTile {
     let_next_kernel_start();
     if (warpgroup() == 0) {
       give_up_registers<Kind, tiles_at_once(Kind, Rows)>();
-      if (threadIdx.x == 0) produce_weights();
-      if (threadIdx.x == kWarpSize) produce_x();
-      if (threadIdx.x / kWarpSize >= 2) produce_scales(threadIdx.x / kWarpSize - 2);
+      const int warp = warp_of_block();
+      if (warp == 0 && is_elected()) produce_weights();
+      if (warp == 1 && is_elected()) produce_x();
+      if (warp >= 2) produce_scales(warp - 2);
       __syncwarp();
       if (ranks_ > 1) sync_cluster(), sync_cluster();  // as those who share sums
     } else {
@@ -306,17 +321,6 @@ class SharedTile {
   // Where a rank's part of so many begins, which are below 2^30.
   __device__ int part_of(uint32_t count, uint32_t rank) const { return static_cast<int>(count * rank / ranks_); }
 
-  __device__ void copy_prepared(int block, int stage, uint64_t policy) const {
-    constexpr WeightLayout kLayout = weight_layout(Kind);
-    const uint32_t to = ring_.weights + stage * ring_.weight_bytes, barrier = ring_.full + 8 * stage;
-    const int row_block = shares_ == 1 ? number_ : number_ / kConsumers;
-    const uint8_t *from = q_.weights + (int64_t{row_block} * q_.blocks_in_row + begin_ + block) * kLayout.bytes();
-    if (shares_ == 1) return copy_bytes(to, from, kLayout.bytes(), barrier, policy);
-    const int half = number_ % 2, scale_bytes = kLayout.scale_bytes() / 2;
-    copy_bytes(to, from + half * ring_.code_bytes, ring_.code_bytes, barrier, policy);
-    copy_bytes(to + ring_.code_bytes, from + kLayout.code_bytes() + half * scale_bytes, scale_bytes, barrier, policy);
-  }
-
   // For each block along K copy(block, stage), as soon as its stage is free.
   template <class Copy>
   __device__ void produce(const Copy &copy) const {
@@ -328,14 +332,31 @@ class SharedTile {
     }
   }
 
+  // Of all columns of a block of prepared weights, or of half of them.
+  template <int Shares>
+  __device__ void produce_prepared() const {
+    constexpr WeightLayout kLayout = weight_layout(Kind);
+    constexpr int kCodes = kLayout.code_bytes() / Shares, kScales = kLayout.scale_bytes() / Shares;
+    const uint64_t policy = evict_first();
+    const int half = number_ % Shares;
+    const uint8_t *first = q_.weights + (int64_t{number_ / Shares} * q_.blocks_in_row + begin_) * kLayout.bytes();
+    produce([&](int block, int stage) {
+      const uint32_t to = ring_.weights + stage * (kCodes + kScales), barrier = ring_.full + 8 * stage;
+      const uint8_t *from = first + int64_t{block} * kLayout.bytes();
+      expect_bytes(barrier, kCodes + kScales);
+      if constexpr (Shares == 1) return copy_bytes(to, from, kCodes + kScales, barrier, policy);
+      copy_bytes(to, from + half * kCodes, kCodes, barrier, policy);
+      copy_bytes(to + kCodes, from + kLayout.code_bytes() + half * kScales, kScales, barrier, policy);
+    });
+  }
+
   // Prepared weights fill the ring before x is known to be there; others may be what the kernel before makes.
   __device__ void produce_weights() const {
     if constexpr (is_prepared(Kind)) {
-      const uint64_t policy = evict_first();
-      produce([&](int block, int stage) {
-        expect_bytes(ring_.full + 8 * stage, ring_.weight_bytes);
-        copy_prepared(block, stage, policy);
-      });
+      if (shares_ == 1)
+        produce_prepared<1>();
+      else
+        produce_prepared<kConsumers>();
     } else {
       const TileRows &rows = first_column() + p_.columns <= q_.columns ? p_.weights.whole : p_.weights.last;
       wait_for_kernel_before();
@@ -492,7 +513,7 @@ class Walk {
     let_next_kernel_start();
     if (warpgroup() == 0) {
       give_up_registers<Kind>();
-      if (threadIdx.x == 0) produce();
+      if (warp_of_block() == 0 && is_elected()) produce();
       __syncwarp();
       if (has_share())
         for (int i = 0; i < PreparedTile<Kind, Type>::kSyncs; ++i) sync_cluster();  // as those who exchange sums

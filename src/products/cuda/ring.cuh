@@ -11,7 +11,7 @@ namespace dlfp4 {
 namespace cuda {
 
 #ifdef DLFP4_HOPPER
-// A warpgroup's number, in a form in which the compiler knows that a warp agrees on it. All lanes have to ask.
+// A warpgroup's number, as warp_of_block().
 __device__ inline int warpgroup() { return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / kWarpgroup), 0); }
 
 __device__ inline int cluster_rank() {
