@@ -176,7 +176,11 @@ void test_guesses() {
   const struct {
     ProductShape shape;
     const char *name;
-  } kFastest[] = {{{kBytesByBlock, 16, 2112, 7168}, "32x64/2"},
+  } kFastest[] = {{{kNvfp4, 32, 4096, 4096}, "32x64/2"},
+                  {{kNvfp4, 64, 4096, 14336}, "64x64/2"},
+                  {{kNvfp4, 128, 14336, 4096}, "128x128"},
+                  {{kNvfp4, 256, 4096, 4096}, "128x64"},
+                  {{kBytesByBlock, 16, 2112, 7168}, "32x64/2"},
                   {{kBytesByBlock, 16, 24576, 1536}, "walk64x128"},
                   {{kBytesByBlock, 128, 24576, 1536}, "walk2x64x128"},
                   {{kBytesByBlock, 256, 24576, 1536}, "walk2x128x128"},

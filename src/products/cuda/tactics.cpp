@@ -51,12 +51,14 @@ constexpr double kHalfTile = 1.1;  // of the walk: times what a tile of as many 
 
 // By prepared weights, and of bytes.
 struct Costs {
-  double start;      // launch, first loads, last stores
-  double read_rate;  // bytes of weights that arrive in a microsecond
-  double meeting;    // in shared memory, of sums of blocks of threads or warpgroups that share K
-  double of_sums;    // of a row in half a tile, on their way through shared memory to y
+  double start;                   // launch, first loads, last stores
+  double read_rate;               // bytes of weights that arrive in a microsecond
+  double meeting;                 // in shared memory, of sums of blocks of threads or warpgroups that share K
+  double of_sums;                 // of a row in half a tile, on their way through shared memory to y
+  double exchange, of_exchanged;  // of clusters, a rank: at all, and for such a row
 };
-constexpr Costs kPrepared = {2.5, 4.4e6, 0.6, 0.0084}, kBytesAsTheyLie = {1.2, 3.8e6, 0.44, 0.0101};
+constexpr Costs kPrepared = {1.5, 4.4e6, 0.6, 0.0062, 0.57, 0},
+                kBytesAsTheyLie = {1.2, 3.8e6, 0.44, 0.0101, 0.49, 0.0053};
 
 const Costs &costs_of(int kind) { return is_prepared(kind) ? kPrepared : kBytesAsTheyLie; }
 
@@ -66,7 +68,8 @@ int sums_of(const Tactic &tactic) { return tactic.rows * tactic.columns / kColum
 // A stage of K: copies, decoding and products for a tile. Where bytes have scales along K, sums are scaled after them.
 double time_of_step(int kind, int sums, int columns) {
   constexpr double kWeightRate = 6.3e4;  // bytes that a multiprocessor gets in a microsecond
-  if (is_prepared(kind)) return 0.18 + 0.00085 * sums;
+  if (is_prepared(kind))
+    return columns == kColumnsOfHalf ? 0.06 + 0.00105 * sums : std::max(0.125 + 0.00088 * sums, 0.00122 * sums);
   const double scaling = columns == kColumnsOfHalf ? 0.1 : 0.21;
   return std::max(has_scales(kind) ? scaling + 0.0018 * sums : 0.0017 * sums,
                   weight_stage_bytes(kind, columns) / kWeightRate);
@@ -77,33 +80,41 @@ double time_of_sums(const Tactic &tactic, int kind) {
   return (are_shared ? costs_of(kind).meeting : 0) + costs_of(kind).of_sums * sums_of(tactic);
 }
 
+double count_weights(const ProductShape &shape) {
+  return static_cast<double>(shape.columns) * static_cast<double>(shape.depth);
+}
+
 // Of bytes: work, or the arrival of weights, which tiles of rows of x read one after another, most of them from the L2
 // cache. What takes longer hides the other, but for a little.
 double time_of_bytes(double work, const ProductShape &shape, int64_t reads) {
   constexpr double kReadAgain = 0.66, kNotHidden = 0.02;
-  const double arrival = (1 + kReadAgain * static_cast<double>(reads - 1)) * static_cast<double>(shape.columns) *
-                         static_cast<double>(shape.depth) / kBytesAsTheyLie.read_rate;
+  const double arrival =
+      (1 + kReadAgain * static_cast<double>(reads - 1)) * count_weights(shape) / kBytesAsTheyLie.read_rate;
   return std::max(work, arrival) + kNotHidden * work;
 }
 
 // Blocks of threads that run at once: a cluster stays within a group of multiprocessors, and those of three and four
-// leave some of a group out, 6 and 12 of an H200's 132.
+// leave some of a group out, of an H200's 132 more than 12 (how many differs between devices) and 12.
 int64_t running_at_once(int ranks, int processors) {
-  const int left_out = ranks == 3 ? processors / 22 : ranks == 4 ? processors / 11 : 0;
+  const int left_out = ranks == 3 ? processors / 8 : ranks == 4 ? processors / 11 : 0;
   return std::max((processors - left_out) / ranks, 1) * ranks;
+}
+
+// Of prepared weights.
+double time_of_arrival(const ProductShape &shape) {
+  return count_weights(shape) * weight_layout(shape.kind).bytes() / (kBlockRows * kBlockK) / kPrepared.read_rate;
 }
 
 // Weights arrive, or are decoded and multiplied, whichever takes longer: 4 bits wait for the latter.
 double time_of_stream(const ProductShape &shape) {
-  const double weights = static_cast<double>(shape.columns) * static_cast<double>(shape.depth);
-  const double arrival = weight_layout(shape.kind).bytes() / double{kBlockRows * kBlockK} / kPrepared.read_rate;
-  const double work = shape.rows <= 8 ? 0.14e-6 : 0.175e-6;
-  return kPrepared.start + static_cast<double>(divide_up(shape.rows, kTile)) * weights * std::max(arrival, work);
+  constexpr double kStart = 2.5;
+  const double work = count_weights(shape) * (shape.rows <= 8 ? 0.14e-6 : 0.175e-6);
+  return kStart + static_cast<double>(divide_up(shape.rows, kTile)) * std::max(time_of_arrival(shape), work);
 }
 
 double time_of_shared(const Tactic &tactic, const ProductShape &shape, int processors) {
-  constexpr double kNextWave = 2.0;                          // of bytes: first loads of blocks that start late
-  constexpr double kExchange = 0.49, kOfRow = 0.0053;        // of bytes: of clusters, a rank, and for the sums
+  constexpr double kNextWave = 2.0;  // first loads of blocks that start late
+  const Costs &costs = costs_of(shape.kind);
   const int64_t reads = divide_up(shape.rows, tactic.rows);  // of the same weights
   const int64_t blocks = divide_up(shape.columns, tactic.columns) * reads * tactic.ranks;
   const int64_t steps = divide_up(count_steps(shape), tactic.ranks),
@@ -111,10 +122,10 @@ double time_of_shared(const Tactic &tactic, const ProductShape &shape, int proce
   const auto waves = static_cast<double>(divide_up(blocks, running * tiles_at_once(shape.kind, tactic.rows)));
   const double work = static_cast<double>(divide_up(blocks, running) * steps) *
                       time_of_step(shape.kind, sums_of(tactic), tactic.columns);
-  const double start = costs_of(shape.kind).start, sums = waves * time_of_sums(tactic, shape.kind);
-  if (is_prepared(shape.kind)) return start + work + sums;
-  const double exchange = tactic.ranks > 1 ? (kExchange + kOfRow * sums_of(tactic)) * tactic.ranks : 0;
-  return start + time_of_bytes(work, shape, reads) + sums + (waves - 1) * kNextWave + exchange;
+  const double exchange = tactic.ranks > 1 ? (costs.exchange + costs.of_exchanged * sums_of(tactic)) * tactic.ranks : 0;
+  const double weights =
+      is_prepared(shape.kind) ? std::max(work, time_of_arrival(shape)) : time_of_bytes(work, shape, reads);
+  return costs.start + weights + waves * time_of_sums(tactic, shape.kind) + (waves - 1) * kNextWave + exchange;
 }
 
 // A stage of K where x is the first operand.
@@ -184,6 +195,7 @@ WalkPlan plan_walk(const ProductShape &shape, const Tactic &tactic, int processo
   const int rows = static_cast<int>(shape.rows), most = std::max(processors / kWalkRanks, 1) * kWalkRanks;
   if (is_byte_walk(tactic)) return plan_byte_walk(shape, tactic, most);
   const int64_t steps = count_steps(shape);
+  const double ends = kPrepared.start + kPrepared.of_sums * sums_of(tactic);
   WalkOrder order = {
       static_cast<int>(divide_up(shape.columns, kBlockRows)), walk_x_tiles(rows), 0, kWalkRows, 1, false};
   order.has_rest = rows > order.x_tiles * kWalkRows;
@@ -196,7 +208,7 @@ WalkPlan plan_walk(const ProductShape &shape, const Tactic &tactic, int processo
     const int shared = order.tiles() - alone, busy = std::max({alone, order.rests(), shared * kWalkRanks});
     const double last = shared > 0 ? time_of_rounds(1, divide_up(steps, kWalkRanks), kWalkRows) + kSharing : 0;
     return WalkPlan{std::min(static_cast<int>(divide_up(busy, kWalkRanks)) * kWalkRanks, most), order,
-                    kPrepared.start + time_of_rounds(alone, steps, kWalkRows) +
+                    ends + time_of_rounds(alone, steps, kWalkRows) +
                         kHalfTile * time_of_rounds(order.rests(), steps, kWalkRows / 2) + last};
   };
   const int even = order.tiles() / most * most;
