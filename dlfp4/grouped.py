@@ -117,7 +117,7 @@ def grouped_matmul(
     the backend "cuda_fp8" (see :func:`matmul`). There are at most 512 experts. The host does not wait to look: offsets
     that decrease or pass R count as the nearest ones that do not, and rows of tokens that are not there as rows of
     zeros. Graphs capture it, and may be replayed with other offsets. Each expert's rows have the bits of :func:`matmul`
-    there by the tactic "stream" where w is prepared, there are at most six times as many rows as experts, and K is at
+    there by the tactic "stream" where w is prepared, there are at most five times as many rows as experts, and K is at
     most 8192, and else by one that does not share out K, such as "32x128". Tokens' rows and weighted rows, these as
     float32, take a buffer for the length of the call.
 

@@ -303,7 +303,7 @@ DLFP4_API int64_t dlfp4_grouped_matmul_prepared_workspace(const DLTensor *x, con
                                                           const dlfp4_routing *routing, const DLTensor *out);
 
 /** The product of dlfp4_matmul_prepared() by each expert, with the bits of its kernel for few rows where there are at
- * most six times as many rows as experts and K is at most 8192, else of one that does not share out K; on devices of
+ * most five times as many rows as experts and K is at most 8192, else of one that does not share out K; on devices of
  * compute capability 9.0, of at most 512 experts.
  *
  * @param x          (rows, K), or, where indices gather, (tokens, K), of dlfp4_matmul_prepared()'s types.

@@ -89,7 +89,8 @@ def prepared_there(**members):
 @pytest.mark.parametrize("integer", [np.int32, np.int64])
 @pytest.mark.parametrize("way", ["in order", "gathered", "added", "both"])
 def test_workspaces_of_experts_on_a_device(way, integer):
-    """Rows of tokens, with their scales, and sums of weighted rows in float32; nobody looks at what the numbers are."""
+    """Rows of tokens, with their scales, sums of weighted rows in float32, and with either the number of the next tile;
+    nobody looks at what the numbers are."""
     gathers, adds = way in ("gathered", "both"), way in ("added", "both")
     tokens, rows, columns = 5, 9, 32
     parts = {"ends": np.array([7, -1, 40], integer)}
@@ -100,7 +101,7 @@ def test_workspaces_of_experts_on_a_device(way, integer):
     out = tensor_on_device(np.zeros((tokens if adds else rows, columns), np.float32))
     lines = tokens if gathers else rows
     call = routing_on_device(**parts, gathers=gathers), out
-    sums = rows * columns * 4 if adds else 0
+    sums = (rows * columns * 4 if adds else 0) + (16 if gathers or adds else 0)
     w = on_device(fp8(3 * columns, 256))
     of_bytes = gathers * (rows * 256 + 12 * 2 * 4) + sums
     assert C.grouped_matmul_workspace(on_device(fp8(lines, 256)), w, *call, None) == of_bytes

@@ -142,16 +142,16 @@ __device__ inline uint32_t round_pair(float low, float high, bool is_half) {
 
 // The factors that turn sums of prepared values into results: first the unit, a power of two, then all others.
 struct Finish {
-  float unit, alpha, factors[2];
+  float unit, factor;
 
+  __device__ Finish(const ProductParams &p, float factor_of_sums) : unit(p.unit), factor(factor_of_sums) {}
   __device__ Finish(const ProductParams &p, const float *factors_of_tensors)
-      : unit(p.unit), alpha(p.alpha), factors{factors_of_tensors[0], factors_of_tensors[1]} {}
+      : Finish(p, p.alpha * factors_of_tensors[0] * factors_of_tensors[1]) {}
   // With one of the scales that matrices of weights have each.
   __device__ explicit Finish(const ProductParams &p, int64_t factor_of_weights = 0)
-      : unit(p.unit),
-        alpha(p.alpha),
-        factors{load_or_one(p.factors[0] ? p.factors[0] + factor_of_weights : nullptr), load_or_one(p.factors[1])} {}
-  __device__ float operator()(float sum) const { return sum * unit * (alpha * factors[0] * factors[1]); }
+      : Finish(p, p.alpha * load_or_one(p.factors[0] ? p.factors[0] + factor_of_weights : nullptr) *
+                      load_or_one(p.factors[1])) {}
+  __device__ float operator()(float sum) const { return sum * unit * factor; }
 };
 
 __device__ inline void store_result(const ProductParams &p, int row, int column, float value) {
@@ -162,16 +162,24 @@ __device__ inline void store_result(const ProductParams &p, int row, int column,
     *reinterpret_cast<uint16_t *>(to) = static_cast<uint16_t>(round_pair(value, 0.0f, p.y_is_half));
 }
 
-// Eight neighbours in a row, as far as the row goes.
-__device__ inline void store_eight(const ProductParams &p, int row, int column, const float *values) {
-  uint8_t *to = p.y + (int64_t{row} * p.y_stride + column) * p.y_bytes;
-  const bool at_once = column + 8 <= p.columns && p.y_bytes == 2 && reinterpret_cast<uintptr_t>(to) % 16 == 0;
-  if (__builtin_expect(at_once, 1)) {
-    *reinterpret_cast<uint4 *>(to) =
-        make_uint4(round_pair(values[0], values[1], p.y_is_half), round_pair(values[2], values[3], p.y_is_half),
-                   round_pair(values[4], values[5], p.y_is_half), round_pair(values[6], values[7], p.y_is_half));
-    return;
+// Eight neighbours in a row at once, if they lie where that is possible.
+__device__ inline bool store_whole_eight(const ProductParams &p, int row, int column, const float *values) {
+  auto *to = reinterpret_cast<uint4 *>(p.y + (int64_t{row} * p.y_stride + column) * p.y_bytes);
+  if (column < 0 || column + 8 > p.columns || reinterpret_cast<uintptr_t>(to) % 16 != 0) return false;
+  if (p.y_bytes == 2) {
+    to[0] = make_uint4(round_pair(values[0], values[1], p.y_is_half), round_pair(values[2], values[3], p.y_is_half),
+                       round_pair(values[4], values[5], p.y_is_half), round_pair(values[6], values[7], p.y_is_half));
+  } else {
+    auto *fours = reinterpret_cast<float4 *>(to);
+    fours[0] = make_float4(values[0], values[1], values[2], values[3]);
+    fours[1] = make_float4(values[4], values[5], values[6], values[7]);
   }
+  return true;
+}
+
+// The same as far as the row goes.
+__device__ inline void store_eight(const ProductParams &p, int row, int column, const float *values) {
+  if (__builtin_expect(store_whole_eight(p, row, column, values), 1)) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i)
     if (column + i < p.columns) store_result(p, row, column + i, values[i]);

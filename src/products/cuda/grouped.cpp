@@ -1,8 +1,8 @@
 // dlfp4_cuda_multiply_grouped: rows that are divided among experts, on CUDA memory.
-// Layout: see dlfp4_cuda_routing. The workspace has rows of tokens, their scales, and sums in float32.
-// Trick: nothing is read by the host, so it chooses the kernel by the mean of experts' rows. Tokens' rows are brought
-// together by a kernel before. Weighted rows are made in float32, and added by a kernel after it, token by token, so
-// that their order does not depend on chance.
+// Layout: see dlfp4_cuda_routing. The workspace has rows of tokens, their scales, sums in float32, and which tile is
+// next. Trick: nothing is read by the host, so it chooses the kernel by the mean of experts' rows. Tokens' rows are
+// brought together by a kernel before. Weighted rows are made in float32, and added by a kernel after it, token by
+// token, so that their order does not depend on chance.
 #include <algorithm>
 
 #include "gpu/context.h"
@@ -52,7 +52,7 @@ bool describe_scales(const ByteScales &scales, const ProductParams &product, Ten
 
 // Up to so many rows of an expert, a mean, weights are streamed where K has room; and the kernel for few rows is ahead,
 // although some have more than a tile of it.
-constexpr int64_t kStreamedOnAverage = 6, kFewOnAverage = 48;
+constexpr int64_t kStreamedOnAverage = 5, kFewOnAverage = 48;
 
 // A product as the workspace and the kernels around it see it.
 struct Work {
@@ -60,21 +60,22 @@ struct Work {
   ByteScales scales;      // of x
   int64_t row_bytes;      // of x, a multiple of 16
   int64_t scales_of_row;  // that lie apart, or 0
+  bool counts_tiles;      // blocks of threads ask for their next tile
   int64_t pitch_of_scales() const { return divide_up(product.rows, kScalesOfCopy) * kScalesOfCopy; }
 };
 
-Work work_of(const dlfp4_cuda_product &product) { return {product_params(product), {}, product.depth * 2, 0}; }
+Work work_of(const dlfp4_cuda_product &product) { return {product_params(product), {}, product.depth * 2, 0, false}; }
 
 Work work_of(const dlfp4_cuda_bytes_product &product) {
   const BytesParams p = bytes_params(product);
   const int kind = byte_kind(product);
-  return {p.product, p.of_x, product.depth, has_scales(kind) ? p.product.blocks : kind == kBytesByLine};
+  return {p.product, p.of_x, product.depth, has_scales(kind) ? p.product.blocks : kind == kBytesByLine, false};
 }
 
 // --- The workspace -----------------------------------------------------------------------------
 
 struct Workspace {
-  int64_t scales, sums, end;  // where they begin, in bytes
+  int64_t scales, sums, next, end;  // where they begin, in bytes
 };
 
 int64_t sums_of_row(const Work &work) { return divide_up(work.product.columns, 8) * 8; }
@@ -83,31 +84,44 @@ Workspace lay_out(const Work &work, const Routing &routing) {
   const int64_t rows = work.product.rows, taken = routing.gathers ? rows : 0, added = routing.adds ? rows : 0;
   const int64_t scales = taken * work.row_bytes;
   const int64_t sums = scales + (taken ? work.pitch_of_scales() * work.scales_of_row * 4 : 0);
-  return {scales, sums, sums + added * sums_of_row(work) * 4};
+  const int64_t next = sums + added * sums_of_row(work) * 4;
+  return {scales, sums, next, next + (next ? 16 : 0)};
 }
 
 uint8_t *at(const Routing &routing, int64_t offset) { return static_cast<uint8_t *>(routing.workspace) + offset; }
 
 // --- Launches ----------------------------------------------------------------------------------
 
+int *next_tile(const Work &work, const Routing &routing) {
+  return work.counts_tiles ? reinterpret_cast<int *>(at(routing, lay_out(work, routing).next)) : nullptr;
+}
+
+// Whether a kernel comes before the product's.
+bool gathers(const Work &work, const Routing &routing) { return routing.gathers || work.counts_tiles; }
+
 // Rows of tokens to the workspace, from where the product reads them then.
+void take_tokens(Work *work, const Routing &routing, GatherParams *p) {
+  p->x = work->product.x;
+  p->x_stride = work->product.x_stride;
+  p->rows = at(routing, 0);
+  p->sixteens = work->row_bytes / 16;
+  p->scales = work->scales;
+  p->row_scales = reinterpret_cast<float *>(at(routing, lay_out(*work, routing).scales));
+  p->scales_of_row = work->scales_of_row;
+  p->pitch_of_scales = work->pitch_of_scales();
+  p->count_rows = work->product.rows;
+  p->count_tokens = routing.tokens;
+  p->tokens = {routing.indices, routing.index_bits};
+  work->product.x = p->rows;
+  work->product.x_stride = work->row_bytes;
+  if (p->scales_of_row) work->scales = {p->row_scales, 1, p->pitch_of_scales, 1};
+}
+
 int gather(Work *work, const Routing &routing, uintptr_t stream) {
   GatherParams p = {};
-  p.x = work->product.x;
-  p.x_stride = work->product.x_stride;
-  p.rows = at(routing, 0);
-  p.sixteens = work->row_bytes / 16;
-  p.scales = work->scales;
-  p.row_scales = reinterpret_cast<float *>(at(routing, lay_out(*work, routing).scales));
-  p.scales_of_row = work->scales_of_row;
-  p.pitch_of_scales = work->pitch_of_scales();
-  p.count_rows = work->product.rows;
-  p.count_tokens = routing.tokens;
-  p.tokens = {routing.indices, routing.index_bits};
-  work->product.x = p.rows;
-  work->product.x_stride = work->row_bytes;
-  if (p.scales_of_row) work->scales = {p.row_scales, 1, p.pitch_of_scales, 1};
-  return run_walk(kKernel_gather_tokens, p.count_rows * p.sixteens, p, stream);
+  p.next = next_tile(*work, routing);
+  if (routing.gathers) take_tokens(work, routing, &p);
+  return run_walk(kKernel_gather_tokens, std::max<int64_t>(p.count_rows * p.sixteens, 1), p, stream);
 }
 
 int combine(const Work &work, const Routing &routing, uintptr_t stream) {
@@ -134,6 +148,8 @@ void fill(const Work &work, const Routing &routing, RoutedParams *p) {
     q.y = at(routing, lay_out(work, routing).sums), q.y_stride = sums_of_row(work), q.y_bytes = sizeof(float);
   p->ends = {routing.ends, routing.end_bits};
   p->experts = static_cast<int>(routing.experts);
+  p->follows_gathering = gathers(work, routing);
+  p->next = next_tile(work, routing);
 }
 
 // What those of tiles get.
@@ -183,17 +199,14 @@ int multiply_streamed(const Work &work, const dlfp4_cuda_product &product, int f
                       &p, stream);
 }
 
-int multiply_prepared(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
-                      uintptr_t stream) {
-  const Streaming plan = plan_streaming(work.product, weight_kind(product.format), routing.experts);
-  if (plan.at_once > 0) return multiply_streamed(work, product, factor_step, routing, plan, stream);
-  const bool has_many = product.rows > kFewOnAverage * routing.experts;
-  const RoutedRows of = has_many ? kManyRows : kFewRows;
+int multiply_in_tiles(const Work &work, const dlfp4_cuda_product &product, int factor_step, const Routing &routing,
+                      RoutedRows of, uintptr_t stream) {
   GroupedParams p = {};
   p.factor_step = factor_step;
   const int status = fill(work, routing, box_type(product.x_is_half != 0), of, &p);
-  return status != 0 ? status
-                     : launch_tiles(prepared_kernel(product, has_many ? kGroupedMany : kGroupedFew), of, p, stream);
+  return status != 0
+             ? status
+             : launch_tiles(prepared_kernel(product, of == kManyRows ? kGroupedMany : kGroupedFew), of, p, stream);
 }
 
 int multiply_bytes(const Work &work, const dlfp4_cuda_bytes_product &product, const Routing &routing,
@@ -215,15 +228,27 @@ template <class Multiply>
 int run_routed(Work work, const Routing &routing, uintptr_t stream, const Multiply &multiply) {
   int status = 0;
   if (work.product.rows > 0) {
-    if (routing.gathers) status = gather(&work, routing, stream);
+    if (gathers(work, routing)) status = gather(&work, routing, stream);
     if (status == 0) status = multiply(work);
   }
   return status != 0 || !routing.adds || routing.tokens == 0 ? status : combine(work, routing, stream);
 }
 
+int multiply_prepared(const dlfp4_cuda_product &product, int factor_step, const Routing &routing, uintptr_t stream) {
+  Work work = work_of(product);
+  const Streaming plan = plan_streaming(work.product, weight_kind(product.format), routing.experts);
+  const bool is_streamed = plan.at_once > 0;
+  const RoutedRows of = product.rows > kFewOnAverage * routing.experts ? kManyRows : kFewRows;
+  work.counts_tiles = !is_streamed && of == kFewRows && lay_out(work, routing).end > 0;
+  return run_routed(work, routing, stream, [&](const Work &routed) {
+    return is_streamed ? multiply_streamed(routed, product, factor_step, routing, plan, stream)
+                       : multiply_in_tiles(routed, product, factor_step, routing, of, stream);
+  });
+}
+
 // Rows and tiles are counted in 32 bits.
 bool can_count(int64_t rows, int64_t columns, int64_t depth, const Routing &routing) {
-  constexpr int64_t kMost = INT32_MAX - most_rows(kManyRows), kLeastRows = 32;  // of a tile
+  constexpr int64_t kMost = INT32_MAX - most_rows(kManyRows), kLeastRows = most_rows(kFewRows);  // of whole tiles
   return routing.experts > 0 && routing.experts <= kMostExperts && depth > 0 && depth <= kMost && rows <= kMost &&
          routing.tokens <= kMost && columns <= kMost / routing.experts &&
          divide_up(rows, kLeastRows) + routing.experts <= kMost / (divide_up(columns, kBlockRows) + 1);
@@ -262,8 +287,7 @@ int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_p
   if (const int status = need_hopper_kernels(kImage)) return status;
   if (!can_count(product->rows, product->columns, product->stored_depth, *routing)) return refuse(DLFP4_E_SHAPE);
   if (product->columns == 0) return 0;
-  return run_routed(work_of(*product), *routing, stream,
-                    [&](const Work &work) { return multiply_prepared(work, *product, factor_step, *routing, stream); });
+  return multiply_prepared(*product, factor_step, *routing, stream);
 }
 
 int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,

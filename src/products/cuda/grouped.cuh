@@ -1,14 +1,12 @@
 // Rows times weights of their experts, on sm_90a: tiles of many_rows.cuh and bytes.cuh, which blocks of threads walk
 // over. Layout: a tile is rows of one expert by 128 rows of all experts' weights, whose first and last may be a
-// neighbour's. Trick: nothing waits for the host: each block reads where experts' rows end, and counts the tiles
-// itself. Rows of tokens are brought together first, for bulk copies: copied by threads while others multiply, they
-// came a third slower.
+// neighbour's. Trick: a warp plans (grouped_plan.cuh). Rows of tokens are brought together first, for bulk copies:
+// copied by threads while others multiply, they came a third slower.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_GROUPED_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_GROUPED_CUH_
 
-#include "grouped.h"
+#include "grouped_plan.cuh"
 #include "many_rows.cuh"
-#include "routing.cuh"
 
 namespace dlfp4 {
 namespace cuda {
@@ -34,10 +32,8 @@ class Experts {
   // FP8 was 8 % slower that way.
   static constexpr int kCopiers = is_prepared(Kind) ? 2 : 1;
 
-  struct Place {
-    int expert, first_row, left;  // rows of the expert from the first on
-    int row_block, first_column;  // of all weights; of the expert's, below 0 where the block begins with a neighbour's
-  };
+  // Those who read jobs: copiers, a warp that brings scales, warps that multiply.
+  static constexpr int kTakers = kCopiers + has_scales(Kind) + kConsumers * kWarpgroup / kWarpSize;
 
   const Params &p_;
   const ProductParams &q_;
@@ -48,23 +44,23 @@ class Experts {
   __device__ explicit Experts(const Params &p)
       : p_(p),
         q_(p.product),
-        schedule_(*reinterpret_cast<Schedule<Of> *>(shared_memory + kPieceBytes)),
-        ring_(most_rows(Of), kBlockRows, grouped_stages(Kind, Of), bytes_before_ring(Of), kSharers) {}
+        schedule_(*reinterpret_cast<Schedule<Of> *>(shared_memory)),
+        ring_(most_rows(Of), kBlockRows, grouped_stages<Of>(Kind), kBeforeRing<Of>, kSharers) {}
 
   __device__ __forceinline__ void run() {
     let_next_kernel_start();
-    wait_for_kernel_before();
-    make_schedule();
+    if (!p_.follows_gathering) wait_for_kernel_before();
+    const Plan<Of> plan(p_, schedule_);
+    plan.prepare(kTakers);
     ring_.init(arrivals(Kind, kCopiers), kConsumers * Lanes::kReleases);
     if (warpgroup() == 0) {
       give_up_registers<Kind, blocks_at_once(Of)>();
       const int warp = warp_of_block();
       if (warp == 0 && is_elected()) produce<true, kCopiers == 1>();
       if (kCopiers == 2 && warp == 1 && is_elected()) produce<false, true>();
-      if constexpr (has_scales(Kind)) {
-        Turn turn = first_turn();
-        if (warp == 1) produce_scales<0>(blockIdx.x, turn);
-      }
+      if constexpr (has_scales(Kind))
+        if (warp == 1) produce_scales();
+      if (warp == 2 && is_elected()) plan.run();
       __syncwarp();
     } else {
       take_registers<Kind, blocks_at_once(Of)>();
@@ -73,71 +69,28 @@ class Experts {
   }
 
  private:
-  // --- The schedule
-
-  __device__ int first_block(int expert) const { return static_cast<int>(int64_t{expert} * q_.columns / kBlockRows); }
-  __device__ int count_blocks(int expert) const {  // for whole clusters
-    const int64_t end = (int64_t{expert + 1} * q_.columns + kBlockRows - 1) / kBlockRows;
-    return (static_cast<int>(end) - first_block(expert) + kSharers - 1) / kSharers * kSharers;
-  }
-
-  // A warp counts tiles of a size.
-  __device__ void make_schedule() {
-    int *ends = reinterpret_cast<int *>(shared_memory);  // as they were given, where later results are
-    load_ends(p_, ends);
-    const int size = threadIdx.x / kWarpSize;
-    if (size < kSizes) count_size(ends, size);
-    __syncthreads();
-  }
-
-  __device__ void count_size(const int *ends, int size) {
-    const auto count = [&](int expert, int rows) { return count_tiles(rows, Of, size) * count_blocks(expert); };
-    add_up_experts(ends, p_.experts, count, [&](int expert, int end, int sum) {
-      if (size == 0) schedule_.ends[expert] = end;
-      schedule_.tiles[size][expert] = sum;
-    });
-  }
-
-  __device__ int tiles_of_size(int size) const { return schedule_.tiles[size][p_.experts - 1]; }
-
-  // An expert's tiles of the same rows of x are a cluster's, and of the same weights are neighbours, so that these come
-  // from the memory once.
-  __device__ Place place_of(int size, int tile) const {
-    const int *tiles = schedule_.tiles[size];
-    const int expert = find_expert(tiles, p_.experts, tile);
-    const int first = expert ? schedule_.ends[expert - 1] : 0, rows = schedule_.ends[expert] - first;
-    const int in_expert = tile - (expert ? tiles[expert - 1] : 0), cluster = in_expert / kSharers;
-    const int across = count_tiles(rows, Of, size);
-    const int down = (size == 0 ? cluster % across : rows / most_rows(Of)) * most_rows(Of);
-    const int row_block = first_block(expert) + cluster / across * kSharers + in_expert % kSharers;
-    return {expert, first + down, rows - down, row_block,
-            static_cast<int>(int64_t{row_block} * kBlockRows - int64_t{expert} * q_.columns)};
-  }
-
   // --- Copying
 
   template <bool Weights, bool X>
   __device__ void produce() const {
+    if (X) wait_for_kernel_before();
     Turn turn = first_turn();
-    int tile = blockIdx.x;
-    for (int size = 0; size < kSizes; ++size) {
-      for (; tile < tiles_of_size(size); tile += gridDim.x)
-        produce_tile<Weights, X>(place_of(size, tile), rows_of_size(Of, size), X && maps_scales(size), turn);
-      tile -= tiles_of_size(size);
-    }
+    for (Jobs<Of> jobs(schedule_); jobs.now().size < kSizes; jobs.next()) produce_tile<Weights, X>(jobs.now(), turn);
     if constexpr (kSharers > 1) ring_.drain(turn);
   }
 
   template <bool Weights, bool X>
-  __device__ __forceinline__ void produce_tile(const Place &place, int count, bool maps_scales, Turn &turn) const {
-    const BoxedRows rows = {place.first_row, count, kBox};
-    const int bytes = (Weights ? ring_.weight_bytes : 0) + (X ? x_stage_bytes(count) : 0) +
+  __device__ __forceinline__ void produce_tile(const Job &job, Turn &turn) const {
+    const BoxedRows rows = {job.first_row, copied_rows(Of, job.size), kBox};
+    const int row_block = job.row_block;
+    const bool maps_scales = X && this->maps_scales(job.size);
+    const int bytes = (Weights ? ring_.weight_bytes : 0) + (X ? x_stage_bytes(rows.count) : 0) +
                       (maps_scales ? ring_.scales_of_copies(rows) * 4 : 0);
     for (int block = 0; block < q_.blocks; ++block) {
       const uint32_t full = ring_.full + 8 * turn.stage;
       wait_for(ring_.empty + 8 * turn.stage, turn.phase);
       expect_bytes(full, bytes);
-      if (Weights) copy_row_block(ring_, p_, place.row_block, block, turn.stage);
+      if (Weights) copy_row_block(ring_, p_, row_block, block, turn.stage);
       if (X) ring_.copy_x(&p_.x, block * stage_depth(Kind), rows, turn.stage, kSharers);
       if constexpr (has_scales(Kind))
         if (maps_scales) ring_.copy_x_scales(&p_.x_scales, block, rows, turn.stage, kSharers);
@@ -152,14 +105,20 @@ class Experts {
   }
 
   // A warp copies what scales a stage.
+  __device__ void produce_scales() const {
+    wait_for_kernel_before();
+    Turn turn = first_turn();
+    Jobs<Of> jobs(schedule_);
+    produce_scales<0>(jobs, turn);
+  }
+
   template <int Size>
-  __device__ void produce_scales(int tile, Turn &turn) const {
-    for (; tile < tiles_of_size(Size); tile += gridDim.x) {
-      const Place place = place_of(Size, tile);
+  __device__ void produce_scales(Jobs<Of> &jobs, Turn &turn) const {
+    for (; jobs.now().size == Size; next(jobs)) {
       constexpr ScaleOrder kOfX = Size < kSizesByX ? kInOrder : kTurned, kOther = kOfX == kTurned ? kInOrder : kTurned;
-      const LaneScales<rows_of_size(Of, Size), kOfX> of_x(p_.of_x, place.first_row, q_.rows);
+      const LaneScales<rows_of_size(Of, Size), kOfX> of_x(p_.of_x, jobs.now().first_row, q_.rows);
       const LaneScales<kBlockRows, has_scales_of_rows(Kind) ? kOther : kOne> of_weights(
-          p_.of_weights, place.row_block * kBlockRows, p_.weight_rows);
+          p_.of_weights, jobs.now().row_block * kBlockRows, p_.weight_rows);
       for (int block = 0; block < q_.blocks; ++block) {
         const uint32_t to = ring_.scales + turn.stage * ring_.scale_bytes;
         wait_for(ring_.empty + 8 * turn.stage, turn.phase);
@@ -169,51 +128,54 @@ class Experts {
         turn.advance(1, ring_.stages);
       }
     }
-    if constexpr (Size + 1 < kSizes) produce_scales<Size + 1>(tile - tiles_of_size(Size), turn);
+    if constexpr (Size + 1 < kSizes) produce_scales<Size + 1>(jobs, turn);
+  }
+
+  // For a warp.
+  __device__ static void next(Jobs<Of> &jobs) {
+    __syncwarp();
+    jobs.next(read_lane() == 0);
   }
 
   // --- Multiplying
 
   __device__ __forceinline__ void consume() const {
+    wait_for_kernel_before();
+    Jobs<Of> jobs(schedule_);
     if constexpr (kSizesByX > 0) {
       BytesConsumerByX<Kind, Type> by_x(ring_, half(), half() * kRowsOfGroup);
-      const int tile = multiply_sizes<0, kSizesByX>(by_x, blockIdx.x);
+      multiply_sizes<0, kSizesByX>(by_x, jobs);
       Lanes consumer(ring_, half(), by_x.end(half()));
-      multiply_sizes<kSizesByX, kSizes>(consumer, tile);
+      multiply_sizes<kSizesByX, kSizes>(consumer, jobs);
     } else {
       Lanes consumer(ring_, q_, half(), 0);
-      multiply_sizes<0, kSizes>(consumer, blockIdx.x);
+      multiply_sizes<0, kSizes>(consumer, jobs);
     }
     clear_rows(q_, schedule_.ends[p_.experts - 1], threadIdx.x - kWarpgroup, kConsumers * kWarpgroup);
   }
 
-  // From a tile on; returns the first of the sizes that follow. A loop a size: with all sizes in one loop ptxas finds
-  // no registers for the sums.
+  // A loop a size: with all sizes in one loop ptxas finds no registers for the sums.
   template <int Size, int End, class Consumer>
-  __device__ __forceinline__ int multiply_sizes(Consumer &consumer, int tile) const {
-    for (; tile < tiles_of_size(Size); tile += gridDim.x) multiply<Size>(consumer, tile);
-    tile -= tiles_of_size(Size);
-    if constexpr (Size + 1 < End) tile = multiply_sizes<Size + 1, End>(consumer, tile);
-    return tile;
+  __device__ __forceinline__ void multiply_sizes(Consumer &consumer, Jobs<Of> &jobs) const {
+    for (; jobs.now().size == Size; next(jobs)) multiply<Size>(consumer, jobs.now());
+    if constexpr (Size + 1 < End) multiply_sizes<Size + 1, End>(consumer, jobs);
   }
 
   __device__ static int half() { return warpgroup() - 1; }
 
   template <int Size>
-  __device__ __forceinline__ void multiply(BytesConsumerByX<Kind, Type> &consumer, int tile) const {
+  __device__ __forceinline__ void multiply(BytesConsumerByX<Kind, Type> &consumer, const Job &job) const {
     constexpr int kParts = rows_of_size(Of, Size) / kRowsByX;
     float sums[kParts][kSumsByX];
-    consumer.multiply(q_.blocks, sums, maps_scales(Size) ? place_of(Size, tile).first_row % kScalesOfCopy : 0);
-    asm volatile("" : "+r"(tile));  // the place is found anew, so that it takes no registers from the sums
-    const Place place = place_of(Size, tile);
-    const Finish finish(q_, int64_t{place.expert} * p_.factor_step);
+    consumer.multiply(q_.blocks, sums, maps_scales(Size) ? job.first_row % kScalesOfCopy : 0);
+    const Finish finish(q_, job.factor);
 #pragma unroll
     for (int part = 0; part < kParts; ++part)
-      store_rows(sums[part], part * kRowsByX + half() * kRowsOfGroup, place, finish);
+      store_rows(sums[part], part * kRowsByX + half() * kRowsOfGroup, job, finish);
   }
 
   template <int Size>
-  __device__ __forceinline__ void multiply(Lanes &consumer, int tile) const {
+  __device__ __forceinline__ void multiply(Lanes &consumer, const Job &job) const {
     constexpr int kRows = rows_of_size(Of, Size);
     float sums[kRows / 2];
     if constexpr (is_prepared(Kind)) {
@@ -222,44 +184,40 @@ class Experts {
     } else {
       consumer.template multiply<kRows>({q_.blocks, 0, 1}, sums);
     }
-    asm volatile("" : "+r"(tile));  // the place is found anew, so that it takes no registers from the sums
-    const Place place = place_of(Size, tile);
     if constexpr (Kind == kBytesByLine)
-      scale_lines<kRows>({p_.of_weights, p_.weight_rows, place.row_block * kBlockRows + half() * kColumnsOfHalf},
-                         {p_.of_x, q_.rows, place.first_row}, sums);
-    const Finish finish(q_, int64_t{place.expert} * p_.factor_step);
-    if (p_.stores_eights)
-      store_pieces<kRows>(sums, place, finish);
-    else
-      store_each<kRows>(sums, place, finish);
+      scale_lines<kRows>({p_.of_weights, p_.weight_rows, job.row_block * kBlockRows + half() * kColumnsOfHalf},
+                         {p_.of_x, q_.rows, job.first_row}, sums);
+    const Finish finish(q_, job.factor);
+    if constexpr (Of == kManyRows)
+      if (p_.stores_eights) return store_pairs<kRows>(sums, job, finish);
+    store_columns<kRows>(sums, job, finish);
   }
 
   // --- Results
 
   // A warpgroup's from a row of the tile on, where x is the first operand.
-  __device__ void store_rows(float *sums, int first_row, const Place &place, const Finish &finish) const {
+  __device__ void store_rows(float *sums, int first_row, const Job &job, const Finish &finish) const {
     if constexpr (Kind == kBytesByLine)
-      scale_lines<kBlockRows>({p_.of_x, q_.rows, place.first_row + first_row},
-                              {p_.of_weights, p_.weight_rows, place.row_block * kBlockRows}, sums);
-    const int left = min(kRowsOfGroup, place.left - first_row);
-    if (!p_.stores_eights) return store_each_row(sums, first_row, left, place, finish);
+      scale_lines<kBlockRows>({p_.of_x, q_.rows, job.first_row + first_row},
+                              {p_.of_weights, p_.weight_rows, job.row_block * kBlockRows}, sums);
+    const int left = min(kRowsOfGroup, job.left - first_row);
+    if (!p_.stores_eights) return store_each_row(sums, first_row, left, job, finish);
 #pragma unroll
     for (int first = 0; first < kBlockRows; first += kColumnsOfHalf) {
       sync_consumer(half());  // all have stored the piece before
       turn_sums(sums + first / 2, finish, q_.y_is_half, piece());
       sync_consumer(half());
-      store_piece(place.first_row + first_row, left, place.first_column + first);
+      store_piece(job.first_row + first_row, left, job.first_column + first);
     }
   }
 
-  __device__ void store_each_row(const float *sums, int first_row, int left, const Place &place,
+  __device__ void store_each_row(const float *sums, int first_row, int left, const Job &job,
                                  const Finish &finish) const {
 #pragma unroll
     for (int i = 0; i < kSumsByX; ++i) {
       const int row = line_of_thread() + (i >> 1 & 1) * 8;
-      const int column = place.first_column + i / 4 * 8 + pair_of_thread() + (i & 1);
-      if (row < left && has_column(column))
-        store_result(q_, place.first_row + first_row + row, column, finish(sums[i]));
+      const int column = job.first_column + i / 4 * 8 + pair_of_thread() + (i & 1);
+      if (row < left && has_column(column)) store_result(q_, job.first_row + first_row + row, column, finish(sums[i]));
     }
   }
 
@@ -267,29 +225,20 @@ class Experts {
     return static_cast<unsigned>(column) < static_cast<unsigned>(q_.columns);
   }
 
+  // Where it has columns of the tile, which it turns around in shared memory, some rows at a time. Of 16 bits that
+  // takes a large tile less time.
   template <int Rows>
-  __device__ void store_each(const float *sums, const Place &place, const Finish &finish) const {
-    const int lane = lane_of_warp(),
-              first = place.first_column + half() * kColumnsOfHalf + warp_of_group() * kTile + (lane >> 2);
-#pragma unroll
-    for (int i = 0; i < Rows / 2; ++i) {
-      const int row = i / 4 * 8 + (lane & 3) * 2 + (i & 1), column = first + (i >> 1 & 1) * 8;
-      if (row < place.left && has_column(column)) store_result(q_, place.first_row + row, column, finish(sums[i]));
-    }
-  }
-
-  // A warpgroup turns its columns around in shared memory, and stores rows of 16 bytes a thread.
-  template <int Rows>
-  __device__ void store_pieces(const float *sums, const Place &place, const Finish &finish) const {
-    constexpr int kRows = Rows < kPieceRows ? Rows : kPieceRows, kRowBytes = kColumnsOfHalf * 2;
+  __device__ void store_pairs(const float *sums, const Job &job, const Finish &finish) const {
+    constexpr int kPiece = kRowsOfGroup, kRowBytes = kColumnsOfHalf * 2;
+    static_assert(kPiece * kRowBytes <= piece_bytes(Of), "");
     const int lane = lane_of_warp(), eight = warp_of_group() * 2 + (lane >> 3 & 1);
     const uint32_t to = piece() + ((lane & 7) + (lane >> 4) * 8) * kRowBytes + (eight ^ (lane & 7)) * 16;
 #pragma unroll
-    for (int first = 0; first < Rows; first += kRows) {
-      if (first >= place.left) break;
+    for (int first = 0; first < Rows; first += kPiece) {
+      if (first >= job.left) break;
       sync_consumer(half());  // all have stored the piece before
 #pragma unroll
-      for (int group = 0; group < kRows / 16; ++group) {
+      for (int group = 0; group < kPiece / 16; ++group) {
         if (first + group * 16 >= Rows) break;
         const float *own = sums + (first / 16 + group) * 8;
         uint32_t pairs[4];
@@ -298,13 +247,55 @@ class Experts {
         store_matrices_turned(to + group * (16 * kRowBytes), pairs);
       }
       sync_consumer(half());
-      store_piece(place.first_row + first, min(kRows, place.left - first),
-                  place.first_column + half() * kColumnsOfHalf);
+      store_piece(job.first_row + first, min(min(kPiece, Rows - first), job.left - first),
+                  job.first_column + half() * kColumnsOfHalf);
+    }
+  }
+
+  // The same of any results.
+  template <int Rows>
+  __device__ void store_columns(const float *sums, const Job &job, const Finish &finish) const {
+    constexpr int kPiece = piece_rows(Of);
+    const int lane = lane_of_warp();
+    const uint32_t to = piece() + ((lane & 3) * (2 * kPiecePitch) + warp_of_group() * kTile + (lane >> 2)) * 4;
+#pragma unroll
+    for (int first = 0; first < Rows; first += kPiece) {
+      if (first >= job.left) break;
+      sync_consumer(half());  // all have stored the piece before
+#pragma unroll
+      for (int i = 0; i < kPiece / 2; ++i)
+        if (first + i * 2 < Rows)
+          store_shared_float(to + ((i / 4 * 8 + (i & 1)) * kPiecePitch + (i >> 1 & 1) * 8) * 4, sums[first / 2 + i]);
+      sync_consumer(half());
+      store_eights(min(min(kPiece, Rows - first), job.left - first), job.first_row + first,
+                   job.first_column + half() * kColumnsOfHalf, finish);
+    }
+  }
+
+  __device__ void store_eights(int rows, int first_row, int first_column, const Finish &finish) const {
+    constexpr int kEights = kColumnsOfHalf / 8;
+    const int own = threadIdx.x % kEights * 8, column = first_column + own;
+    const uint32_t first = piece() + own * 4;  // a shuffle, which all threads take part in
+#pragma unroll 1
+    for (int row = threadIdx.x % kWarpgroup / kEights; row < rows; row += kWarpgroup / kEights) {
+      const uint32_t from = first + row * (kPiecePitch * 4);
+      float eight[8];
+      load_shared_16(from, true, eight);
+      load_shared_16(from + 16, true, eight + 4);
+#pragma unroll
+      for (float &sum : eight) sum = finish(sum);
+      if (__builtin_expect(store_whole_eight(q_, first_row + row, column, eight), 1)) continue;
+#pragma unroll 1
+      for (int i = 0; i < 8; ++i)
+        if (has_column(column + i))
+          store_result(q_, first_row + row, column + i, finish(load_shared_float(from + i * 4)));
     }
   }
 
   // Where a warpgroup's results lie on their way out.
-  __device__ static uint32_t piece() { return shared_address(shared_memory) + half() * (kPieceBytes / kConsumers); }
+  __device__ static uint32_t piece() {
+    return shared_address(shared_memory) + sizeof(Schedule<Of>) + half() * piece_bytes(Of);
+  }
 
   __device__ void store_piece(int first_row, int rows, int first_column) const {
     const uint32_t from = piece();
@@ -322,8 +313,12 @@ class Experts {
 
 // --- Rows of tokens ------------------------------------------------------------------------------
 
-// A thread has 16 bytes at a time, or a scale. Rows that no expert has come along.
+// A thread has 16 bytes at a time, or a scale. Rows that no expert has come along. The kernel of products may start as
+// soon as this one has waited for what makes the ends.
 __device__ inline void gather_rows(const GatherParams &p) {
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  if (p.next && global_thread() == 0) *p.next = 0;
   const int64_t threads = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = global_thread(); i < p.count_rows * p.sixteens; i += threads) {
     const int64_t token = load_integer(p.tokens, i / p.sixteens);

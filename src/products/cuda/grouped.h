@@ -1,5 +1,5 @@
 // What host and device agree on for products by experts: tiles of y, and shared memory.
-// Layout: results on their way out, the schedule, then the ring of many_rows.h.
+// Layout: the schedule, sums on their way out, then the ring of many_rows.h.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_GROUPED_H_
 #define DLFP4_SRC_PRODUCTS_CUDA_GROUPED_H_
 
@@ -22,45 +22,74 @@ DLFP4_RULE int count_sharers(RoutedRows of) { return of == kRowsOfBytes ? 2 : 1;
 // Of a tile.
 DLFP4_RULE int most_rows(RoutedRows of) { return of == kFewRows ? 64 : 256; }
 
-// Sizes of tiles, the largest first: an expert has tiles of that size, and a last one of the size that just holds it.
-// Of 16 bits they are multiples of 32, of bytes what multiply_bytes has.
-DLFP4_RULE int count_sizes(RoutedRows of) { return of == kRowsOfBytes ? 4 : most_rows(of) / 32; }
+// Sizes of tiles, the largest first. Of 16 bits they are multiples of the smallest, of bytes each is half of the one
+// before.
+DLFP4_RULE int least_rows(RoutedRows of) { return of == kFewRows ? 8 : of == kManyRows ? 16 : 32; }
+DLFP4_RULE int count_sizes(RoutedRows of) { return of == kRowsOfBytes ? 4 : most_rows(of) / least_rows(of); }
 
 DLFP4_RULE int rows_of_size(RoutedRows of, int size) {
-  return of == kRowsOfBytes ? most_rows(of) >> size : most_rows(of) - size * 32;
+  return of == kRowsOfBytes ? most_rows(of) >> size : most_rows(of) - size * least_rows(of);
 }
 
 // Sizes whose tiles have x as the first operand: multiples of what the warpgroups share out then.
 DLFP4_RULE int sizes_by_x(RoutedRows of) { return of == kRowsOfBytes ? 2 : 0; }
 
-// Rows of x in a copy.
-DLFP4_RULE int routed_box(RoutedRows of) { return rows_of_size(of, count_sizes(of) - 1); }
+// Rows of x in a copy; a tile's last one may bring some more than it has.
+DLFP4_RULE int routed_box(RoutedRows of) { return of == kFewRows ? 16 : 32; }
+DLFP4_RULE int copied_rows(RoutedRows of, int size) {
+  return (rows_of_size(of, size) + routed_box(of) - 1) / routed_box(of) * routed_box(of);
+}
 
 // Of wgmma's operands, of which threads of two blocks have registers for one: the blocks wait for each other's sake.
 DLFP4_RULE int sets_of_operands(RoutedRows of) { return 3 - blocks_at_once(of); }
 
-// Of one size, for an expert's rows and a block of weights.
-DLFP4_RULE int count_tiles(int rows, RoutedRows of, int size) {
-  const int last = rows % most_rows(of), most = rows_of_size(of, size);
-  const int less = size + 1 < count_sizes(of) ? rows_of_size(of, size + 1) : 0;
-  return (size == 0 ? rows / most_rows(of) : 0) + (last > less && last <= most);
+// Of what whole tiles leave of an expert's rows: the smallest size that holds it, or none.
+DLFP4_RULE int size_of_last(int rows, RoutedRows of) {
+  const int most = most_rows(of), left = rows % most;
+  if (left == 0) return count_sizes(of);
+  return of == kRowsOfBytes ? (left <= most / 2) + (left <= most / 4) + (left <= most / 8)
+                            : (most - left) / least_rows(of);
 }
 
-// Where experts' rows end, and of each size how many tiles there are up to an expert, its own included.
-template <RoutedRows Of>
-struct Schedule {
-  int ends[kMostExperts], tiles[count_sizes(Of)][kMostExperts];
+// How many tiles there are of one size, for an expert's rows and a block of weights.
+DLFP4_RULE int count_tiles(int rows, RoutedRows of, int size) {
+  return (size == 0 ? rows / most_rows(of) : 0) + (size_of_last(rows, of) == size);
+}
+
+// A tile: rows of x from one on, up to the last of their expert; 128 rows of all experts' weights, and which column of
+// the expert's results the first of these makes, below 0 where the block begins with a neighbour's.
+struct alignas(16) Job {
+  int size, first_row, left, row_block, first_column;
+  float factor;  // of results
 };
 
-DLFP4_RULE int schedule_bytes(RoutedRows of) { return (1 + count_sizes(of)) * kMostExperts * 4; }
+constexpr int kJobs = 2;  // that wait
 
-constexpr int kPieceRows = 64;  // of a tile, that leave together
-constexpr int kPieceBytes = kConsumers * kPieceRows * kColumnsOfHalf * 2;
-DLFP4_RULE int bytes_before_ring(RoutedRows of) { return kPieceBytes + schedule_bytes(of); }
-static_assert(kPieceBytes % 1024 == 0 && kMostExperts * 4 % 1024 == 0, "rows of x are swizzled");
+// Where experts' rows end; size by size the experts that have tiles of it, and how many there are up to each, its own
+// included; jobs, and barriers that say which are there and which every thread has done with.
+template <RoutedRows Of>
+struct Schedule {
+  static constexpr int kMostEntries = 2 * kMostExperts;
+  Job jobs[kJobs];
+  uint64_t planned[kJobs], taken[kJobs];
+  int ends[kMostExperts], tiles[kMostEntries];
+  uint16_t experts[kMostEntries];
+  int begins[count_sizes(Of)], counts[count_sizes(Of)];  // of a size's entries
+};
 
-DLFP4_RULE int grouped_stages(int kind, RoutedRows of) {
-  return (shared_of_blocks(blocks_at_once(of)) - bytes_before_ring(of)) / stage_bytes(kind, most_rows(of), kBlockRows);
+// Sums on their way out: so many rows of a warpgroup's columns leave together, four floats further apart than they need
+// so that they start in different banks.
+constexpr int kPiecePitch = kColumnsOfHalf + 4;
+DLFP4_RULE int piece_rows(RoutedRows of) { return of == kFewRows ? 16 : 32; }
+DLFP4_RULE int piece_bytes(RoutedRows of) { return piece_rows(of) * kPiecePitch * 4; }
+
+// Rows of x begin at multiples of what is swizzled.
+template <RoutedRows Of>
+constexpr int kBeforeRing = (sizeof(Schedule<Of>) + kConsumers * piece_bytes(Of) + 1023) / 1024 * 1024;
+
+template <RoutedRows Of>
+DLFP4_RULE int grouped_stages(int kind) {
+  return (shared_of_blocks(blocks_at_once(Of)) - kBeforeRing<Of>) / stage_bytes(kind, most_rows(Of), kBlockRows);
 }
 
 // Integers of 32 or 64 bits.
@@ -75,6 +104,8 @@ struct RoutedParams {
   ProductParams product;
   Integers ends;
   int experts, factor_step;
+  bool follows_gathering;  // by a kernel that has waited for what makes the ends
+  int *next;               // beyond a grid's, the tile that nobody has, which that kernel clears; null: in turn
 };
 
 struct GroupedParams : RoutedParams {
@@ -111,6 +142,7 @@ struct GatherParams {
   int64_t scales_of_row, pitch_of_scales;  // or 0
   int64_t count_rows, count_tokens;
   Integers tokens;
+  int *next;  // or null, to be cleared
 };
 
 // Rows of y as weighted sums of rows that experts have made.

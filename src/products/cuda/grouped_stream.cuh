@@ -50,13 +50,15 @@ class StreamedExperts {
   __device__ void run() {
     let_next_kernel_start();
     if (lane_ < kPassed) init_barrier(barriers_ + lane_ * 8, 1);
-    wait_for_kernel_before();
+    if (!p_.follows_gathering) wait_for_kernel_before();
     load_ends(p_, ends_);
+    __syncthreads();
     if (warp_ == 0) count();
     __syncthreads();
     next_tile_ = next_end_ = tile_ = first_of_block(blockIdx.x);
     end_ = first_of_block(blockIdx.x + 1);
     for (int i = 0; i < kStreamStages; ++i) copy_next();
+    wait_for_kernel_before();
     while (tile_ < end_) multiply(find_run(tile_));
     wait_for_copies<0>();
     clear_rows(q_, ends_[p_.experts - 1], threadIdx.x, blockDim.x);
@@ -72,13 +74,17 @@ class StreamedExperts {
   }
 
   __device__ void count() const {
-    const auto count_of = [&](int expert, int rows) {
-      return (rows + kStreamedRows - 1) / kStreamedRows * count_tiles(expert);
-    };
-    add_up_experts(ends_, p_.experts, count_of, [&](int expert, int end, int sum) {
-      ends_[expert] = end;
-      tiles_[expert] = sum;
+    order_ends(ends_, p_.experts);
+    __syncwarp();
+    const auto count_of = [&](int expert) { return count_eights(expert) * count_tiles(expert); };
+    add_up_experts(p_.experts, count_of, [&](int expert, int, int sum) {
+      if (expert < p_.experts) tiles_[expert] = sum;
     });
+  }
+
+  __device__ int first_row(int expert) const { return expert > 0 ? ends_[expert - 1] : 0; }
+  __device__ int count_eights(int expert) const {
+    return (ends_[expert] - first_row(expert) + kStreamedRows - 1) / kStreamedRows;
   }
 
   __device__ int first_of_block(int block) const {
@@ -92,7 +98,7 @@ class StreamedExperts {
     const int rows_before = (tile - before) / of_expert, first = before + rows_before * of_expert;
     run.end = min(end_, first + of_expert);
     run.weights = first_tile(run.expert) - first;
-    run.first_row = (run.expert ? ends_[run.expert - 1] : 0) + rows_before * kStreamedRows;
+    run.first_row = first_row(run.expert) + rows_before * kStreamedRows;
     run.end_row = min(ends_[run.expert], run.first_row + kStreamedRows);
     return run;
   }

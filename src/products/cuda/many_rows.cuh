@@ -48,9 +48,9 @@ class Consumer {
     uint32_t operands[Sets][4 * kSteps];
     int left = (blocks.count - blocks.first + blocks.by - 1) / blocks.by;
     if (left > 0) step<Rows, Sets, false>(operands[0], blocks.by, sums);
-    for (; left > 2; left -= 2) {
-      step<Rows, Sets, true>(operands[Sets - 1], blocks.by, sums);
-      step<Rows, Sets, true>(operands[0], blocks.by, sums);
+    for (; left > Sets; left -= Sets) {
+#pragma unroll
+      for (int set = Sets - 1; set >= 0; --set) step<Rows, Sets, true>(operands[set], blocks.by, sums);
     }
     if (left > 1) step<Rows, Sets, true>(operands[Sets - 1], blocks.by, sums);
     wait_for_products<0>();

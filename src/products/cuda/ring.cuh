@@ -5,6 +5,7 @@
 #define DLFP4_SRC_PRODUCTS_CUDA_RING_CUH_
 
 #include "gpu/async.cuh"
+#include "gpu/wgmma.cuh"
 #include "params.h"
 
 namespace dlfp4 {

@@ -20,11 +20,10 @@ __device__ inline int load_end(const Integers &ends, int expert, int rows) {
   return static_cast<int>(end < 0 ? 0 : end > rows ? rows : end);
 }
 
-// As they were given, by all threads.
+// Where experts' rows end, as was given, by all threads.
 __device__ inline void load_ends(const RoutedParams &p, int *ends) {
   for (int expert = threadIdx.x; expert < p.experts; expert += blockDim.x)
     ends[expert] = load_end(p.ends, expert, p.product.rows);
-  __syncthreads();
 }
 
 // How many rows experts have in all, for a warp.
@@ -45,20 +44,28 @@ __device__ inline int scan(int value, const Combine &combine) {
   return value;
 }
 
-// A warp adds up count(expert, rows) over experts, of which a lane has one; keep(expert, end, sum) takes what there is
-// up to each. Ends that decrease count as the largest before.
-template <class Count, class Keep>
-__device__ inline void add_up_experts(const int *ends, int experts, const Count &count, const Keep &keep) {
-  const int lane = read_lane();
-  int last = 0, total = 0;
+// For a warp: ends that decrease count as the largest before.
+__device__ inline void order_ends(int *ends, int experts) {
+  int last = 0;
+#pragma unroll 1
   for (int first = 0; first < experts; first += kWarpSize) {
-    const int expert = first + lane;
-    const bool there = expert < experts;
-    const int end = scan(max(last, there ? ends[expert] : 0), [](int a, int b) { return max(a, b); });
-    const int before = __shfl_up_sync(kAllLanes, end, 1), rows = end - (lane == 0 ? last : before);
-    const int sum = total + scan(there ? count(expert, rows) : 0, [](int a, int b) { return a + b; });
-    if (there) keep(expert, end, sum);
+    const int expert = first + read_lane();
+    const int end = scan(max(last, expert < experts ? ends[expert] : 0), [](int a, int b) { return max(a, b); });
+    if (expert < experts) ends[expert] = end;
     last = __shfl_sync(kAllLanes, end, kWarpSize - 1);
+  }
+}
+
+// For a warp: count(expert) of each and, to all lanes at once, keep(expert, own, sum) with what there is up to it.
+// Behind the last expert there is nothing.
+template <class Count, class Keep>
+__device__ inline void add_up_experts(int experts, const Count &count, const Keep &keep) {
+  int total = 0;
+#pragma unroll 1
+  for (int first = 0; first < experts; first += kWarpSize) {
+    const int expert = first + read_lane(), own = expert < experts ? count(expert) : 0;
+    const int sum = total + scan(own, [](int a, int b) { return a + b; });
+    keep(expert, own, sum);
     total = __shfl_sync(kAllLanes, sum, kWarpSize - 1);
   }
 }
