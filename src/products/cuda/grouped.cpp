@@ -1,8 +1,8 @@
 // dlfp4_cuda_multiply_grouped: rows that are divided among experts, on CUDA memory.
-// Layout: see dlfp4_cuda_routing. The workspace has rows of tokens, their scales, sums in float32, and which tile is
-// next. Trick: nothing is read by the host, so it chooses the kernel by the mean of experts' rows. Tokens' rows are
-// brought together by a kernel before. Weighted rows are made in float32, and added by a kernel after it, token by
-// token, so that their order does not depend on chance.
+// Layout: see dlfp4_cuda_routing. The workspace has rows of tokens, their scales, sums in float32, a count of tiles.
+// Trick: nothing is read by the host, so it chooses the kernel by the mean of experts' rows. Tokens' rows are brought
+// together by a kernel before. Weighted rows are made in float32, and added by a kernel after it, token by token, so
+// that their order does not depend on chance.
 #include <algorithm>
 
 #include "gpu/context.h"

@@ -25,7 +25,7 @@ class Jobs {
   // One of no size comes after the last.
   __device__ const Job &now() const { return schedule_.jobs[turn_.stage]; }
 
-  // By the threads that count as one; the `first` of them speaks for all.
+  // By threads that count as one, of which the first speaks for all.
   __device__ void next(bool is_first = true) {
     if (is_first) arrive(shared_address(&schedule_.taken[turn_.stage]));
     turn_.advance(1, kJobs);
