@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import itertools
 import math
+import re
 
 import ml_dtypes
 import numpy as np
@@ -384,6 +385,11 @@ def test_scales_of_zeros_are_positive_numbers(byte):
         dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(zero_scale=byte))
     dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(zero_scale=byte))
     dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(zero_scale=0x7E))
+
+
+def test_the_docstring_names_all_formats():
+    notes = dlfp4.quantize.__doc__.partition("A row of :func:`formats`: ")[2].partition("recipe :")[0]
+    assert sorted(re.findall(r'"(\w+)"', notes)) == sorted(dlfp4.formats())
 
 
 def test_formats_and_recipes_are_values():

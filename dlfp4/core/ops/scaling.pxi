@@ -35,9 +35,10 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         ``(..., K)`` of float32, bfloat16 or float16, of any strides, on the host or a CUDA device. float64 and nested
         lists of numbers are rounded once to float32. The tensor counts as a matrix of M = prod(shape[:-1]) rows.
     format : Format or str
-        A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3",
-        "mxfp8_e5m2", "mxfp8_32x32", "fp8_e4m3", "fp8_e5m2", "fp8_row", "fp8_1x128", "fp8_128x128" and their "_e5m2"
-        forms; "int4_g32", "int4_g64", "int4_g128", "int4_row" and the same of "uint4".
+        A row of :func:`formats`: "nvfp4", "nvfp4_16x16", "mxfp4", "mxfp4_16", "mxfp6_e2m3", "mxfp6_e3m2",
+        "mxfp8_e4m3", "mxfp8_e5m2", "mxfp8_32x32", "fp8_e4m3", "fp8_e5m2", "fp8_row", "fp8_row_e5m2", "fp8_1x128",
+        "fp8_1x128_e5m2", "fp8_1x128_e4m3fnuz", "fp8_1x128_e5m2fnuz", "fp8_128x128", "fp8_128x128_e5m2", "int4_g32",
+        "int4_g64", "int4_g128", "int4_row", "uint4_g32", "uint4_g64", "uint4_g128" or "uint4_row".
     recipe : Recipe or str, optional
         How scales are chosen and elements rounded: a :class:`Recipe` or the name of one: "ocp" (the default for mx
         formats), "nvidia", "transformer-engine", "transformer-engine-rocm", "flashinfer", "modelopt",
