@@ -185,7 +185,6 @@ cdef Tensor sum_over(a, b, int64_t axis, out):
     cdef Tensor elements, others, result
     cdef Factor of_left, of_right
     cdef Place place
-    cdef int k
     if on_cuda(elements_of(left)) != on_cuda(elements_of(right)):
         left, right = _meet(left, right)
     inputs = None if out is None else (left, right)
