@@ -8,9 +8,9 @@
  * where rows belong have that of their type. Results share no memory with operands, but where a function says so, nor
  * their elements with one another; that is not checked. Calls may run at the same time in any threads.
  *
- * Statuses mean what options.h says of them, of whatever a call is given, such as DLFP4_E_OPTION of a NULL where there
- * has to be something, and DLFP4_E_ISA of calls on the host where DLFP4_ISA names what is not there; comments name what
- * is special to a function.
+ * Statuses mean what options.h says. For example, DLFP4_E_OPTION: a NULL where an argument is required; DLFP4_E_ISA, of
+ * calls on the host: DLFP4_ISA names an instruction set that is not available. Comments name what is special to a
+ * function.
  *
  * `stream` is a cudaStream_t (NULL: the legacy default stream) and means nothing for host memory. Work on a device is
  * in the stream's order, nothing waits, and all but dlfp4_prepare() can be captured into a graph once dlfp4_load_cuda()

@@ -1,6 +1,4 @@
 // Reads DLTensors.
-// Layout: see tensors.h.
-// Trick: see tensors.h.
 #include "tensors.h"
 
 #include <initializer_list>

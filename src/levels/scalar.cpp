@@ -1,4 +1,4 @@
-// The level scalar: Plain C++: the rules themselves, complete, so that all other levels may leave out what they like.
+// The scalar level: plain C++, the rules themselves, complete, so that all other levels may leave out what they like.
 #include "level.h"
 
 namespace dlfp4 {

@@ -1,6 +1,4 @@
 // Matrix products of few rows: the second side's lines are multiplied as they lie, without panels.
-// Layout: see few_rows.h.
-// Trick: see few_rows.h.
 #include "few_rows.h"
 
 namespace dlfp4 {

@@ -1,6 +1,4 @@
 // Matrix products by panels: some lines of the second side, transposed and decoded once for all rows.
-// Layout: see panels.h.
-// Trick: see panels.h.
 #include "panels.h"
 
 #include <string.h>

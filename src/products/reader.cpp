@@ -1,5 +1,4 @@
 // Reads what is multiplied: runs of a line's codes, scales and values, however they lie.
-// Layout: see reader.h.
 // Trick: a plain tensor's lines may start at any bit, as elements of a packed tensor do.
 #include "reader.h"
 

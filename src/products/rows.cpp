@@ -1,6 +1,4 @@
 // The rows of a matrix product's first side, prepared once in a workspace.
-// Layout: see rows.h.
-// Trick: see rows.h.
 #include "rows.h"
 
 #include <math.h>

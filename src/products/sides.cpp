@@ -1,6 +1,4 @@
 // The two sides of a matrix product, and the form in which they are multiplied.
-// Layout: see sides.h.
-// Trick: see sides.h.
 #include "sides.h"
 
 #include "rules/numerics.h"

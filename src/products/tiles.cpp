@@ -1,6 +1,4 @@
 // Tiles of a product's result, and where their rows go.
-// Layout: see tiles.h.
-// Trick: see tiles.h.
 #include "tiles.h"
 
 #include <string.h>

@@ -107,8 +107,9 @@ cdef class ScaledTensor:
         shape : tuple of int, optional
             The tensor's shape, where the data is padded or has other leading dimensions.
         encode_scale : float or producer, optional
-            Instead of `global_scale`, its reciprocal, as those libraries store it. The result keeps it as an attribute:
-            of 17 % of all float32 numbers, no float32 reciprocal leads back to the same bits.
+            Instead of `global_scale`, its reciprocal, as those libraries store it. The result keeps it as an attribute,
+            because 17 % of all float32 numbers are not the rounded reciprocal of any float32 number: they could not be
+            computed again from `global_scale`.
         hadamard : sequence of int or int, optional
             The parts are those of a tensor that was transformed: its signs, or their seed; see :func:`quantize`.
         zero_points : producer, optional
