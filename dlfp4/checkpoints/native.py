@@ -2,7 +2,8 @@
 
 The parts are tensors of their own types (F4, F6_E2M3, F8_E8M0, ...), named as NVIDIA ModelOpt names them: the data as
 the tensor, then ``_scale`` and ``_scale_2``, or ``_zero_points`` or ``_biases`` of integers. JSON under "dlfp4" in the
-file's metadata describes them. safetensors has no integers of 4 bits: those of data are stored two a byte, zero points
+file's metadata describes them, and says which parts there are: ``"global_scale": false`` that one of two levels of
+scales has no global scale. safetensors has no integers of 4 bits: those of data are stored two a byte, zero points
 one a byte.
 """
 
@@ -33,7 +34,6 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
     """The parts to store, and the description that brings them together again; "" where nothing is quantized."""
     parts: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
-    reserved: set[str] = set()  # a tensor of such a name would come back as a global scale
     for name, given in own_tensors(tensors).items():
         if isinstance(given, ScaledTensor):
             _refuse_turned(given)
@@ -45,6 +45,8 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
                 "axis": x.axis,
                 "scale_layout": x.scale_layout,
             }
+            if x.format.has_global_scale and x.global_scale is None:
+                fields["global_scale"] = False
             if x.hadamard is not None:
                 fields["hadamard"] = x.hadamard
             if x.encode_scale is not None:
@@ -54,12 +56,8 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
             described[name] = fields
             merge(parts, dict(zip(NAMES.parts(name), shaped_parts(x), strict=False)))
             merge(parts, {f"{name}_{kind}": stored_offsets(x, part) for kind, part in offsets.items()})
-            if x.format.has_global_scale and x.global_scale is None:
-                reserved.add(NAMES.parts(name)[2])
         else:
             merge(parts, {name: given})
-    for name in reserved & parts.keys():
-        raise ValueError(f"{name} is the name of a global scale that its tensor does not have; call it otherwise")
     description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
     return parts, description if described else ""
 
@@ -128,13 +126,7 @@ def parse(description: str) -> dict[str, Any]:
 
 def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     """One tensor from its parts. Scales and global scale leave `parts`; the data stays, under the tensor's name."""
-    required, optional = {"format", "shape", "axis", "scale_layout"}, {"encode_scale", "hadamard", *OFFSETS}
-    if not isinstance(fields, dict) or fields.keys() - optional != required:
-        raise ValueError(f"{name} is described by {shown(fields)}, expected format, shape, axis and scale_layout")
-    if not is_sizes(fields["shape"]):
-        raise ValueError(
-            f"{name} is described with shape {shown(fields['shape'])}, expected a list of integers from 0, below 2**63"
-        )
+    check_fields(name, fields)
     data, scales, unit = NAMES.parts(name)
     if data not in parts or scales not in parts:
         raise ValueError(
@@ -145,8 +137,8 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
         if part not in parts:
             raise ValueError(f"{name} is described with {kind}, but its part {part} is not there")
     try:
-        stored = parts.pop(unit, None) if _find_format(fields["format"]).has_global_scale else None
-        described = fields | {"shape": tuple(fields["shape"])}
+        stored = take_global_scale(unit, fields, parts)
+        described = {key: fields[key] for key in fields.keys() - {"global_scale"}} | {"shape": tuple(fields["shape"])}
         described |= {kind: read_offsets(parts.pop(part), fields[kind]) for kind, part in offsets.items()}
         decode = stored
         if "encode_scale" in fields:
@@ -154,6 +146,34 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
         return _in_shape_of(ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described), stored)
     except (TypeError, ValueError, OverflowError, BufferError) as error:
         raise ValueError(f"{name} is not what the metadata says: {error}") from error
+
+
+def check_fields(name: str, fields: Any) -> None:
+    """ValueError unless a tensor is described by the fields that :func:`split` writes. What reads them checks the
+    others.
+    """
+    required = {"format", "shape", "axis", "scale_layout"}
+    optional = {"global_scale", "encode_scale", "hadamard", *OFFSETS}
+    if not isinstance(fields, dict) or fields.keys() - optional != required:
+        raise ValueError(f"{name} is described by {shown(fields)}, expected format, shape, axis and scale_layout")
+    if not is_sizes(fields["shape"]):
+        raise ValueError(
+            f"{name} is described with shape {shown(fields['shape'])}, expected a list of integers from 0, below 2**63"
+        )
+    if fields.get("global_scale", False) is not False:
+        raise ValueError(
+            f"{name} is described with global_scale {shown(fields['global_scale'])}, expected false, or no such field "
+            f"where it has a global scale"
+        )
+
+
+def take_global_scale(unit: str, fields: Mapping[str, Any], parts: dict[str, Tensor]) -> Tensor | None:
+    """The part that is a tensor's global scale; None of one that has none."""
+    if "global_scale" in fields or not _find_format(fields["format"]).has_global_scale:
+        return None
+    if unit not in parts:  # without it values would be larger or smaller by any factor
+        raise ValueError(f"its global scale, {unit}, is not there")
+    return parts.pop(unit)
 
 
 def read_offsets(stored: Tensor, dtype: Any) -> Any:

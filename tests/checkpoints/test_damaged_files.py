@@ -192,6 +192,8 @@ def test_random_damage_gives_a_tensor_or_a_ValueError(path):
         ({"scale_layout": "spiral"}, "scale_layout='spiral'"),
         ({"scale_layout": []}, "w is not what the metadata says"),
         ({"color": "red"}, "expected format, shape, axis and scale_layout"),
+        ({"global_scale": True}, "w is described with global_scale True, expected false"),
+        ({"global_scale": 0}, "w is described with global_scale 0, expected false"),
     ],
 )
 def test_wrong_descriptions_are_named(path, change, message):
@@ -257,10 +259,26 @@ def test_a_plain_tensor_where_a_global_scale_would_be(tmp_path):
     assert loaded["w"].global_scale is None
     q = dlfp4.quantize(np.ones((4, 64), np.float32), "nvfp4")
     without = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4")
-    with pytest.raises(ValueError, match="w_scale_2 is the name of a global scale"):
-        checkpoints.save(path, {"w": without, "w_scale_2": np.array(3, np.float32)})
+    checkpoints.save(path, {"w": without, "w_scale_2": plain})
+    loaded = checkpoints.load(path)
+    assert loaded["w_scale_2"].tolist() == [1, 2]
+    assert loaded["w"].global_scale is None
     checkpoints.save(path, {"w": without})
     assert checkpoints.load(path)["w"].global_scale is None
+
+
+@pytest.mark.parametrize("convention", [None, "compressed-tensors"])
+def test_a_global_scale_that_is_missing(path, convention):
+    """Without it the values would be some hundred times larger."""
+    checkpoints.save(path, {"w": dlfp4.quantize(values((16, 64)), "nvfp4")}, convention=convention)
+    checkpoints.save(path, checkpoints.load(path))
+    tensors, metadata = safetensors.read(path)
+    del tensors["w_scale_2"]
+    safetensors.write(path, tensors, metadata)
+    with pytest.raises(
+        ValueError, match=r"w is not what the metadata says: its global scale, w_scale_2, is not there; .*join=False"
+    ):
+        checkpoints.load(path)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc")
