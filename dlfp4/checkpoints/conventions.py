@@ -561,12 +561,24 @@ def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor | None
         raise ValueError(f"{name} has a global scale a row, but {spelling.convention} stores one a matrix")
     if not spelling.encodes:
         return as_unit(np.ones((), np.float32) if unit is None else unit, q, spelling)
-    if q.encode_scale is not None:
-        return as_unit(q.encode_scale, q, spelling)
+    encode_scale = kept_encode_scale(q)
+    if encode_scale is not None:
+        return as_unit(encode_scale, q, spelling)
     numbers = np.ones((), np.float32) if unit is None else reciprocal(unit)
     if not np.isfinite(numbers).all():
         raise ValueError(f"{name} has a global scale whose reciprocal is {numbers.max()}, which decodes to nothing")
     return as_unit(numbers, q, spelling)
+
+
+def kept_encode_scale(q: ScaledTensor) -> Tensor | None:
+    """The number whose reciprocal the global scale is; None where there is none, or no longer: ``quantize(out=...)``
+    writes another global scale into the same memory.
+    """
+    if q.encode_scale is None or q.global_scale is None:
+        return None
+    numbers, unit = (x.to_device("cpu").to_numpy().reshape(-1) for x in (q.encode_scale, q.global_scale))
+    with np.errstate(divide="ignore", over="ignore"):  # as from_parts computes it
+        return q.encode_scale if np.array_equal(np.float32(1) / numbers, unit, equal_nan=True) else None
 
 
 def as_it_comes_back(q: ScaledTensor, spelling: Spelling) -> ScaledTensor:

@@ -10,6 +10,7 @@ one a byte.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dlfp4 import ScaledTensor, Tensor, asarray
-from dlfp4._core import _find_format, _in_shape_of, _parse_dtype, _refuse_turned
-from dlfp4.checkpoints.conventions import merge, own_tensors
+from dlfp4._core import _find_format, _in_shape_of, _parse_dtype, _refuse_turned, _with_encode_scale
+from dlfp4.checkpoints.conventions import kept_encode_scale, merge, own_tensors
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
 from dlfp4.parsing import parse_json, shown
@@ -27,6 +28,7 @@ from dlfp4.spellings import Spelling
 KEY = "dlfp4"
 VERSION = 1
 NAMES = Spelling("", (), global_scale="_scale_2")
+MOST_FLOAT32 = float(np.finfo(np.float32).max)
 OFFSETS = ("zero_points", "biases")  # of integers; described by their types
 
 
@@ -49,8 +51,9 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
                 fields["global_scale"] = False
             if x.hadamard is not None:
                 fields["hadamard"] = x.hadamard
-            if x.encode_scale is not None:
-                fields["encode_scale"] = described_scale(x.encode_scale)
+            encode_scale = kept_encode_scale(x)
+            if encode_scale is not None:
+                fields["encode_scale"] = described_scale(encode_scale)
             offsets = offset_parts(x)
             fields |= {kind: part.dtype.name for kind, part in offsets.items()}
             described[name] = fields
@@ -101,7 +104,15 @@ def parse_scale(fields: Any) -> npt.NDArray[np.float32]:
         raise ValueError(
             f"its encode scale has the values {shown(values)}, expected a list of numbers as float.hex() writes"
         )
-    return np.array([float.fromhex(value) for value in values], np.float32).reshape(fields["shape"])
+    return np.array([parse_float32(value) for value in values], np.float32).reshape(fields["shape"])
+
+
+def parse_float32(text: str) -> float:
+    """A number as :func:`described_scale` writes it; ValueError where float32 does not hold it."""
+    number = float.fromhex(text)
+    if math.isfinite(number) and not (abs(number) <= MOST_FLOAT32 and float(np.float32(number)) == number):
+        raise ValueError(f"its encode scale has the value {shown(text)}, which is no float32 number")
+    return number
 
 
 def join(tensors: Mapping[str, Tensor], description: str) -> dict[str, Tensor | ScaledTensor]:
@@ -138,12 +149,11 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
             raise ValueError(f"{name} is described with {kind}, but its part {part} is not there")
     try:
         stored = take_global_scale(unit, fields, parts)
-        described = {key: fields[key] for key in fields.keys() - {"global_scale"}} | {"shape": tuple(fields["shape"])}
+        described = {key: fields[key] for key in fields.keys() - {"global_scale", "encode_scale"}}
+        described["shape"] = tuple(fields["shape"])
         described |= {kind: read_offsets(parts.pop(part), fields[kind]) for kind, part in offsets.items()}
-        decode = stored
-        if "encode_scale" in fields:
-            decode, described["encode_scale"] = None, parse_scale(fields["encode_scale"])
-        return _in_shape_of(ScaledTensor.from_parts(parts[data], parts.pop(scales), decode, **described), stored)
+        made = _in_shape_of(ScaledTensor.from_parts(parts[data], parts.pop(scales), stored, **described), stored)
+        return with_encode_scale(made, parse_scale(fields["encode_scale"])) if "encode_scale" in fields else made
     except (TypeError, ValueError, OverflowError, BufferError) as error:
         raise ValueError(f"{name} is not what the metadata says: {error}") from error
 
@@ -174,6 +184,18 @@ def take_global_scale(unit: str, fields: Mapping[str, Any], parts: dict[str, Ten
     if unit not in parts:  # without it values would be larger or smaller by any factor
         raise ValueError(f"its global scale, {unit}, is not there")
     return parts.pop(unit)
+
+
+def with_encode_scale(q: ScaledTensor, encode_scale: npt.NDArray[np.float32]) -> ScaledTensor:
+    """A tensor and the reciprocal as which its global scale was stored; ValueError where it is not that."""
+    made = _with_encode_scale(q, encode_scale)
+    if kept_encode_scale(made) is None:
+        unit = "none" if q.global_scale is None else shown(q.global_scale.to_numpy().reshape(-1).tolist())
+        raise ValueError(
+            f"its global scale is {unit}, and its encode scale {shown(encode_scale.reshape(-1).tolist())}; expected "
+            "each to be the reciprocal of the other"
+        )
+    return made
 
 
 def read_offsets(stored: Tensor, dtype: Any) -> Any:

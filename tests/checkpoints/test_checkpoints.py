@@ -317,6 +317,17 @@ def test_a_stored_reciprocal_keeps_its_bits(path):
         assert octets(parts["w_global_scale"]) == stored.tobytes()
 
 
+@pytest.mark.parametrize("convention", [None, "compressed-tensors"])
+def test_a_stored_reciprocal_is_forgotten_where_another_scale_is_written_over_it(path, convention):
+    checkpoints.save(path, {"w": dlfp4.quantize(values((16, 32)), "nvfp4")}, convention="compressed-tensors")
+    q = checkpoints.load(path)["w"]
+    dlfp4.quantize(100 * values((16, 32)), "nvfp4", out=q)
+    checkpoints.save(path, {"w": q}, convention=convention)
+    again = checkpoints.load(path)["w"]
+    np.testing.assert_allclose(again.dequantize().to_numpy(), q.dequantize().to_numpy(), rtol=1e-6)
+    assert again.global_scale.item() == pytest.approx(q.global_scale.item(), rel=1e-6)
+
+
 # ---- The safetensors library
 
 

@@ -121,6 +121,10 @@ def test_damage_is_named(path, content):
         ({"shape": [1], "values": ["one"]}, "invalid hexadecimal"),
         ({"shape": [1], "values": ["0x1p+2000"]}, "w is not what the metadata says"),
         ({"shape": [2], "values": ["0x1p+0"]}, "w is not what the metadata says"),
+        ({"shape": [1], "values": ["0x1p1000"]}, "has the value '0x1p1000', which is no float32 number"),
+        ({"shape": [1], "values": ["0x1.0000001p+0"]}, "which is no float32 number"),
+        ({"shape": [2], "values": ["0x1p+0", "0x1p+0"]}, r"its encode scale \[1\.0, 1\.0\]; expected each"),
+        ({"shape": [1], "values": ["0x1p-2"]}, r"its global scale is \[.*\], and its encode scale \[0\.25\]; expected"),
     ],
 )
 def test_damaged_descriptions_of_an_encode_scale(path, scale, message):
@@ -130,6 +134,28 @@ def test_damaged_descriptions_of_an_encode_scale(path, scale, message):
     checkpoints.save(path, parts)
     safetensors.write(path, safetensors.read(path)[0], {"dlfp4": json.dumps({"version": 1, "tensors": {"w": fields}})})
     with pytest.raises(ValueError, match=message):
+        checkpoints.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda unit: unit * 8, "expected each to be the reciprocal of the other"),
+        (lambda unit: unit * np.float32(np.nan), "expected each to be the reciprocal of the other"),
+        (lambda unit: np.full(5, np.nan, np.float32), r"global_scale has shape \(5,\)"),
+        (lambda unit: np.array(7), "global_scale has dtype int64"),
+        (lambda unit: unit.view(np.uint32), "global_scale has dtype uint32"),
+    ],
+    ids=["another", "NaN", "too many", "integers", "its bits"],
+)
+def test_a_global_scale_beside_its_reciprocal(path, change, message):
+    """Of compressed-tensors' files, saved by dlfp4: the metadata has the reciprocal."""
+    checkpoints.save(path, {"w": dlfp4.quantize(values((16, 64)), "nvfp4")}, convention="compressed-tensors")
+    checkpoints.save(path, checkpoints.load(path))
+    tensors, metadata = safetensors.read(path)
+    damaged = dlfp4.asarray(np.array(change(tensors["w_scale_2"].to_numpy())))
+    safetensors.write(path, tensors | {"w_scale_2": damaged}, metadata)
+    with pytest.raises(ValueError, match=f"w is not what the metadata says: .*{message}"):
         checkpoints.load(path)
 
 
