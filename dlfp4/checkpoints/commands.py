@@ -125,8 +125,12 @@ def inspect(source: str, *, as_json: bool) -> int:
 
 
 def left_over(files: Files) -> list[str]:
-    """Lines that name what is not carried over: files of weights, and what is no file."""
-    what = {"they hold other weights": folders.left_out(files), "they are no files": folders.no_files(files)}
+    """Lines that name what is not carried over: files of weights, indices of those, and what is no file."""
+    what = {
+        "they hold other weights": folders.left_out(files),
+        "they are indices of other weights": folders.indices_left_out(files),
+        "they are no files": folders.no_files(files),
+    }
     return [f"not carried over, as {reason}: {listed(names)}" for reason, names in what.items() if names]
 
 

@@ -29,6 +29,7 @@ CONFIG = "config.json"
 INDEX = f"model{models.INDEX}"
 # Files of weights that are not the model's safetensors files: other copies of them, which would not be quantized.
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".npz")
+INDICES = tuple(f"{suffix}.index.json" for suffix in WEIGHTS)  # of such files, which they would name in vain
 Report = Callable[[str, int, int], None]  # what is done, how many are, how many there are
 Tick = Callable[[str], None]
 
@@ -333,15 +334,20 @@ def left_out(files: Files) -> list[str]:
     return [str(path) for path in others_of(files) if path.name.endswith(WEIGHTS)]
 
 
+def indices_left_out(files: Files) -> list[str]:
+    """Indices of files that are not carried over."""
+    return [str(path) for path in others_of(files) if path.name.endswith(INDICES)]
+
+
 def no_files(files: Files) -> list[str]:
     """What lies beside the model and cannot be carried over."""
     return [str(path) for path in beside(files) if not (files.folder / path).is_file()]
 
 
 def carry_over(files: Files, target: Path, without: Collection[str] = ()) -> None:
-    """Copy the files that belong to the model, but no other weights."""
+    """Copy the files that belong to the model, but no other weights, and no indices of them."""
     for path in others_of(files):
-        if path.name.endswith(WEIGHTS) or str(path) in without:
+        if path.name.endswith(WEIGHTS + INDICES) or str(path) in without:
             continue
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         with open_file(files.folder / path) as source, replacing(target / path) as file:

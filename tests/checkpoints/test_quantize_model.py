@@ -462,3 +462,25 @@ def test_files_of_an_index_in_folders_below_it(model, target, capsys):
     assert "not carried over, as they hold other weights: pytorch_model.bin\n" in capsys.readouterr().out
     assert set(SHARDS) <= {path.name for path in target.iterdir()}
     assert set(json.loads((target / index.name).read_text())["weight_map"].values()) == set(SHARDS)
+
+
+@pytest.mark.parametrize("work", ["quantize", "convert"])
+def test_other_indices_are_left_with_their_files(model, target, capsys, work):
+    """A folder with two indices could not be loaded, and the second one named files that are not there."""
+    others = ["model.fp16.safetensors.index.json", "pytorch_model.bin.index.json", "tf_model.h5.index.json"]
+    index = json.loads((model / INDEX).read_text())
+    for name in others:
+        (model / name).write_text(json.dumps(index | {"weight_map": {"w": "model.fp16-00001-of-00001.safetensors"}}))
+    (model / "words.index.json").write_text("{}")
+    options = {"format": "mxfp4"} if work == "quantize" else {"convention": "dlfp4"}
+    assert getattr(commands, work)(str(model / INDEX), str(target), jobs=1, **options) == 0
+    assert f"not carried over, as they are indices of other weights: {', '.join(others)}\n" in capsys.readouterr().out
+    assert set(contents(target)) == {
+        *SHARDS,
+        INDEX,
+        "config.json",
+        "more/notes.txt",
+        "tokenizer.json",
+        "words.index.json",
+    }
+    assert checkpoints.load(target).keys() == checkpoints.load(model / INDEX).keys()
