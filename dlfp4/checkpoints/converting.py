@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import (
@@ -70,6 +70,10 @@ class Job(folders.Job):
     convention: str
     changes: dict[str, str]
     scales: dict[str, Respelling]
+
+    def without_places(self) -> Self:
+        """The same with the names of files alone."""
+        return replace(super().without_places(), others=tuple(Path(path).name for path in self.others))
 
 
 def convert_model(

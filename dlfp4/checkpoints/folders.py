@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import dlfp4
 from dlfp4.checkpoints import models
@@ -88,6 +88,10 @@ class Job:
     source: str
     target: str
     names: tuple[str, ...]
+
+    def without_places(self) -> Self:
+        """The same with the names of files alone: where they lie, and how that is spelled, does not matter."""
+        return replace(self, source=Path(self.source).name, target=Path(self.target).name)
 
 
 class Work(Protocol):
@@ -215,9 +219,8 @@ def as_outcome(fields: Mapping[str, Any]) -> Outcome:
 
 
 def digest(job: Job) -> str:
-    """What tells a job from others: its options and its source. Where the files lie does not matter."""
-    bare = replace(job, source=Path(job.source).name, target=Path(job.target).name)
-    return hashlib.sha256(f"{dlfp4.__version__} {identity(job.source)} {bare!r}".encode()).hexdigest()
+    """What tells a job from others: its options and its source."""
+    return hashlib.sha256(f"{dlfp4.__version__} {identity(job.source)} {job.without_places()!r}".encode()).hexdigest()
 
 
 def identity(path: str) -> list[int] | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -66,6 +66,11 @@ class Job(folders.Job):
     recipe: Recipe | RecipeName | None
     convention: str | None
     elsewhere: dict[str, str]
+
+    def without_places(self) -> Self:
+        """The same with the names of files alone."""
+        elsewhere = {name: Path(path).name for name, path in self.elsewhere.items()}
+        return replace(super().without_places(), elsewhere=elsewhere)
 
 
 def quantize_model(

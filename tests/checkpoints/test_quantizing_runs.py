@@ -55,6 +55,36 @@ def test_a_killed_run_leaves_no_half_file_and_is_continued(model, target, tmp_pa
     assert contents(target) == contents(tmp_path / "whole")
 
 
+@pytest.fixture
+def fused(tmp_path, monkeypatch):
+    """A folder whose gate and up lie in two files, in the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for name in ("gate", "up"):
+        tensors = {f"layers.0.mlp.{name}_proj.weight": np.ones((64, 64), np.float32)}
+        checkpoints.save(tmp_path / "model" / f"{name}.safetensors", tensors)
+    return tmp_path / "model"
+
+
+def test_a_run_is_continued_by_another_spelling_of_the_paths(fused):
+    parts = fused.with_name("parts")
+    checkpoints.quantize_model("model", "parts", "nvfp4", convention="modelopt")
+    before = contents(parts)
+    (parts / "up.safetensors").unlink()
+    checkpoints.quantize_model(fused, parts, "nvfp4", convention="modelopt")
+    assert contents(parts) == before
+    cut = parts.with_name("cut")
+    cut.mkdir()
+    tensors = checkpoints.load(parts, join=False)
+    for number in range(2):
+        of_file = {name: x for name, x in tensors.items() if name.endswith("_scale") == number}
+        checkpoints.save(cut / f"{number}.safetensors", of_file)
+    checkpoints.convert_model("cut", "out", "compressed-tensors")
+    inode = (fused.with_name("out") / "0.safetensors").stat().st_ino
+    checkpoints.convert_model(cut, "../" + fused.parent.name + "/out", "compressed-tensors")
+    assert (fused.with_name("out") / "0.safetensors").stat().st_ino == inode
+
+
 @pytest.mark.parametrize("entry", ["text", {}, {"outcomes": 3}, {"outcomes": [3]}, {"outcomes": [{"name": "w"}]}])
 def test_a_damaged_book_is_named(model, target, entry):
     checkpoints.quantize_model(model, target, "mxfp4")
