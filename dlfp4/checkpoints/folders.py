@@ -29,7 +29,7 @@ CONFIG = "config.json"
 INDEX = f"model{models.INDEX}"
 # Files of weights that are not the model's safetensors files: other copies of them, which would not be quantized.
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".npz")
-INDICES = tuple(f"{suffix}.index.json" for suffix in WEIGHTS)  # of such files, which they would name in vain
+INDICES = tuple(f"{suffix}.index.json" for suffix in WEIGHTS)  # which name such files
 Report = Callable[[str, int, int], None]  # what is done, how many are, how many there are
 Tick = Callable[[str], None]
 
@@ -133,6 +133,12 @@ def check_target(files: Files, target: Path) -> None:
     check_writable((target if target.exists() else target.parent) / BOOK)
     if os.path.realpath(target) == os.path.realpath(files.folder):
         raise ValueError(f"{target} holds the model itself; name another folder")
+    outside = [str(path) for path in files.shards if ".." in place_of(files, path).parts]
+    if outside:
+        raise ValueError(
+            f"{listed(outside)}: not in {files.folder}, where the first file lies, and a folder is made of one folder; "
+            "put the files, or links to them, into one"
+        )
 
 
 def check_file(own: Sequence[Path], target: Path) -> None:
@@ -314,7 +320,7 @@ def others_of(files: Files) -> Iterator[Path]:
 def beside(files: Files) -> Iterator[Path]:
     """The same, and what is no file: links to nothing or to folders, pipes, sockets."""
     known = {
-        *(str(path.relative_to(files.folder)) for path in files.shards),
+        *(str(place_of(files, path)) for path in files.shards),
         CONFIG,
         files.index.name if files.index else INDEX,
     }
@@ -325,6 +331,16 @@ def beside(files: Files) -> Iterator[Path]:
             path = Path(place, name).relative_to(files.folder)
             if not name.startswith(".") and str(path) not in known:
                 yield path
+
+
+def place_of(files: Files, path: Path) -> Path:
+    """Where a file of the model lies, relative to the model's folder: with ".." in front where that is elsewhere."""
+    if path.is_relative_to(files.folder):
+        place = path.relative_to(files.folder)
+        if ".." not in place.parts:
+            return place
+    # The same folder may be spelled in several ways; the file itself may be a link to another folder.
+    return Path(os.path.relpath(Path(os.path.realpath(path.parent), path.name), os.path.realpath(files.folder)))
 
 
 def is_ours(folder: Path) -> bool:

@@ -131,6 +131,36 @@ def test_the_model_itself_and_folders_of_others_are_left_alone(model, target, fo
     assert set(contents(target)) == {"precious"}
 
 
+def make(work, source, target):
+    if work == "quantize":
+        return checkpoints.quantize_model(source, target, "nvfp4")
+    return checkpoints.convert_model(source, target, "dlfp4")
+
+
+@pytest.mark.parametrize("work", ["quantize", "convert"])
+def test_a_list_of_files_may_spell_their_folder_in_several_ways(fused, target, work):
+    fused.with_name("link").symlink_to(fused)
+    for number, first in enumerate(("model", "link", "model/../model")):
+        out = target.with_name(f"{target.name}{number}")
+        make(work, [f"{first}/gate.safetensors", fused / "up.safetensors"], out)
+        assert set(contents(out)) == {"gate.safetensors", "up.safetensors", "model.safetensors.index.json"}
+        assert len(checkpoints.load(out)) == 2
+
+
+@pytest.mark.parametrize("work", ["quantize", "convert"])
+def test_a_folder_is_made_of_one_folder(fused, target, work):
+    other = fused.with_name("other")
+    other.mkdir()
+    (fused / "up.safetensors").rename(other / "up.safetensors")
+    for second in (other / "up.safetensors", fused / ".." / "other" / "up.safetensors", "other/up.safetensors"):
+        with pytest.raises(ValueError, match=r"up\.safetensors: not in .*model, where the first file lies, "):
+            make(work, [fused / "gate.safetensors", second], target)
+    assert not target.exists()
+    (fused / "up.safetensors").symlink_to(other / "up.safetensors")  # as the cache of Hugging Face has them
+    make(work, [fused / "gate.safetensors", "model/up.safetensors"], target)
+    assert len(checkpoints.load(target)) == 2
+
+
 def test_a_model_that_is_quantized_already_is_not_given_two_conventions(model, target):
     config = {"quantization_config": {"quant_method": "fp8"}}
     (model / "config.json").write_text(json.dumps(config))
