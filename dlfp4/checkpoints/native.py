@@ -29,6 +29,8 @@ KEY = "dlfp4"
 VERSION = 1
 NAMES = Spelling("", (), global_scale="_scale_2")
 MOST_FLOAT32 = float(np.finfo(np.float32).max)
+BYTEWISE = {"uint4": "uint8", "int4": "int8"}  # how zero points of 4 bits are stored
+RANGES = {"uint4": (0, 15), "int4": (-8, 7)}
 OFFSETS = ("zero_points", "biases")  # of integers; described by their types
 
 
@@ -83,7 +85,7 @@ def shaped_like_scales(q: ScaledTensor, part: Tensor) -> Tensor:
 
 def stored_offsets(q: ScaledTensor, part: Tensor) -> Tensor:
     """Zero points or biases; those of 4 bits one a byte."""
-    bytewise = {"uint4": np.uint8, "int4": np.int8}.get(part.dtype.name)
+    bytewise = BYTEWISE.get(part.dtype.name)
     if bytewise is not None:
         part = asarray(part.to_device("cpu").to_numpy().astype(bytewise))
     return shaped_like_scales(q, part)
@@ -202,8 +204,16 @@ def read_offsets(stored: Tensor, dtype: Any) -> Any:
     """Zero points or biases in the type that they had."""
     if not isinstance(dtype, str):
         raise ValueError(f"its zero points or biases are described by {shown(dtype)}, expected the name of a type")
-    if dtype == stored.dtype.name:
+    expected = BYTEWISE.get(dtype, dtype)
+    if stored.dtype.name != expected:
+        raise ValueError(
+            f"its zero points or biases are of {stored.dtype}; as they are described they are {shown(dtype)}, which is "
+            f"stored as {shown(expected)}"
+        )
+    if dtype not in BYTEWISE:
         return stored
-    if dtype not in ("uint4", "int4"):
-        raise ValueError(f"its zero points or biases are of {stored.dtype}, not {shown(dtype)}")
-    return stored.to_numpy().astype(_parse_dtype(dtype))
+    codes, (least, most) = stored.to_numpy(), RANGES[dtype]
+    wrong = codes[(codes < least) | (codes > most)]
+    if wrong.size:
+        raise ValueError(f"it has the zero point {wrong[0]}; expected {least} to {most}, as {dtype} has")
+    return codes.astype(_parse_dtype(dtype))

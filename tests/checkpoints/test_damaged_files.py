@@ -6,6 +6,7 @@ import re
 import sys
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -157,6 +158,52 @@ def test_a_global_scale_beside_its_reciprocal(path, change, message):
     safetensors.write(path, tensors | {"w_scale_2": damaged}, metadata)
     with pytest.raises(ValueError, match=f"w is not what the metadata says: .*{message}"):
         checkpoints.load(path)
+
+
+def save_zero_points(path, dtype):
+    """A file of a tensor with such zero points; its tensors and its metadata."""
+    q = dlfp4.quantize(values((4, 64)), "uint4_g32")
+    zeros = np.arange(8).reshape(4, 2).astype(dtype)
+    q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format=q.format, zero_points=zeros)
+    checkpoints.save(path, {"w": q})
+    return safetensors.read(path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "number", "message"),
+    [
+        ("uint4", np.uint8, 200, "it has the zero point 200; expected 0 to 15, as uint4 has"),
+        ("uint4", np.uint8, 16, "it has the zero point 16; expected 0 to 15"),
+        ("uint4", np.int8, -1, "are of int8; as they are described they are 'uint4', which is stored as 'uint8'"),
+        ("uint4", np.float32, 2.5, "are of float32; .* 'uint4', which is stored as 'uint8'"),
+        ("uint4", np.float32, np.nan, "are of float32; .* 'uint4', which is stored as 'uint8'"),
+        ("int4", np.int8, 8, "it has the zero point 8; expected -8 to 7, as int4 has"),
+        ("int4", np.int8, -9, "it has the zero point -9; expected -8 to 7"),
+        ("int4", np.uint8, 1, "are of uint8; .* 'int4', which is stored as 'int8'"),
+        ("int8", np.uint8, 1, "are of uint8; .* 'int8', which is stored as 'int8'"),
+    ],
+)
+def test_zero_points_of_another_type_or_range(path, dtype, stored, number, message):
+    dtype = getattr(ml_dtypes, dtype, dtype)
+    tensors, metadata = save_zero_points(path, dtype)
+    changed = tensors["w_zero_points"].to_numpy().astype(stored)
+    changed[-1, -1] = number
+    safetensors.write(path, tensors | {"w_zero_points": dlfp4.asarray(changed)}, metadata)
+    with pytest.raises(ValueError, match=f"w is not what the metadata says: .*{message}"):
+        checkpoints.load(path)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint4", "int4"])
+def test_every_zero_point_that_a_type_has(path, dtype):
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    limits = ml_dtypes.iinfo(dtype)
+    zeros = np.resize(np.arange(limits.min, limits.max + 1), (128, 2)).astype(dtype)
+    q = dlfp4.quantize(values((128, 64)), "uint4_g32")
+    q = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format=q.format, zero_points=zeros)
+    checkpoints.save(path, {"w": q})
+    again = checkpoints.load(path)["w"]
+    assert again.zero_points.dtype == dtype.name
+    assert again.zero_points.tolist() == zeros.tolist()
 
 
 def test_a_file_of_pytorch_is_told_from_a_damaged_one(path):
