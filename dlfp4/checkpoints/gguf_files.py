@@ -6,8 +6,9 @@ of a stack. Names and the order of rows are those of :mod:`dlfp4.checkpoints.lla
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to
 from dlfp4.checkpoints.gguf_headers import MOST_DIMS, check_header
 from dlfp4.extents import count_elements
 from dlfp4.files import OPEN, open_file, replacing
+from dlfp4.parsing import shown
 
 Array = npt.NDArray[Any]
 SUFFIX = ".gguf"
@@ -30,6 +32,7 @@ PLAIN = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64",
     "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
 }  # fmt: skip
+UNITS = ("F32", "F16", "BF16")  # types of global scales, which float32 holds
 LONGEST = 63  # bytes of a name
 
 
@@ -70,6 +73,8 @@ def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
             check_header(file, os.fstat(file.fileno()).st_size)
             # The package opens files by name; this is the one that was checked.
             reader = library.GGUFReader(f"{OPEN}/{file.fileno()}")
+            check_order(reader)
+            check_apart(reader.tensors)
             entries = {entry.name: entry for entry in reader.tensors}
             array = library.GGUFValueType.ARRAY
             fields = {key: field.contents() for key, field in reader.fields.items() if array not in field.types}
@@ -80,12 +85,40 @@ def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
     for name, entry in entries.items():
         if name in scales:
             continue
-        unit = entries.get(scale_name(name))
         try:
-            tensors[name] = as_tensor(library, entry, None if unit is None else np.array(unit.data, np.float32))
+            unit = entries.get(scale_name(name)) if entry.tensor_type.name == "NVFP4" else None
+            tensors[name] = as_tensor(library, entry, None if unit is None else read_units(library, unit))
         except (ValueError, TypeError, BufferError, NotImplementedError) as error:
             raise ValueError(f"{path}: {name}: {error}") from error
     return tensors, fields
+
+
+def check_order(reader: Any) -> None:
+    """ValueError where numbers are in the other order of bytes: the package gives some types as bytes as they lie."""
+    if reader.byte_order != "I":
+        raise ValueError(
+            "its numbers are in the order of bytes of another machine; gguf-convert-endian of the gguf package turns "
+            "them round"
+        )
+
+
+def check_apart(entries: Iterable[Any]) -> None:
+    """ValueError where two tensors have bytes in common."""
+    taken = sorted((int(entry.data_offset), int(entry.n_bytes), entry.name) for entry in entries if entry.n_bytes)
+    for (start, size, name), (following, _, other) in itertools.pairwise(taken):
+        if start + size > following:
+            raise ValueError(f"{shown(other)} begins at byte {following}, and {shown(name)} ends at {start + size}")
+
+
+def read_units(library: Any, entry: Any) -> Array:
+    """The numbers of a tensor of global scales."""
+    if entry.tensor_type.name not in UNITS:
+        raise ValueError(
+            f"its global scale {entry.name} is of type {entry.tensor_type.name}; expected one of {', '.join(UNITS)}"
+        )
+    numbers = as_tensor(library, entry, None)
+    assert isinstance(numbers, Tensor)
+    return numbers.to_numpy().astype(np.float32)
 
 
 def as_tensor(library: Any, entry: Any, units: Array | None) -> Tensor | ScaledTensor:

@@ -1,5 +1,5 @@
-"""The header of a GGUF file, walked before the ``gguf`` package reads it: that believes the lengths it finds, and would
-go on for ever at the first that is wrong.
+"""The header of a GGUF file, walked before the ``gguf`` package reads it: that believes the lengths and offsets it
+finds. It would go on for ever at a wrong length, and its offsets wrap.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ import struct
 from typing import BinaryIO
 
 from dlfp4.extents import BEYOND, bounded_product
+from dlfp4.parsing import shown
 
 MAGIC = b"GGUF"
-STRING, ARRAY = 8, 9  # types of values
+UINT32, STRING, ARRAY = 4, 8, 9  # types of values
+ALIGNMENT = b"general.alignment"  # the field that says of what the tensors' offsets are multiples
+DEFAULT_ALIGNMENT = 32
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of the others
 MOST_DIMS = 4  # GGML_MAX_DIMS
 MOST_LEVELS = 4  # of arrays in arrays
@@ -18,8 +21,13 @@ SHORTEST_FIELD, SHORTEST_TENSOR = 13, 24  # bytes of an entry
 MOST_BYTES = 1 << 30  # of a header; vocabularies take some megabytes
 
 
+def in_words(name: bytes) -> str:
+    """The name of a tensor for a message."""
+    return shown(name.decode(errors="replace"))
+
+
 def check_header(file: BinaryIO, size: int) -> None:
-    """ValueError unless every length in the header of a file of `size` bytes fits the file."""
+    """ValueError unless every length and offset in the header of a file of `size` bytes fits the file."""
     Walk(file, size).check()
 
 
@@ -36,6 +44,8 @@ class Walk:
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self.file, self.left, self.order = file, min(size, MOST_BYTES), "<"
+        self.unread = size - self.left
+        self.alignment = DEFAULT_ALIGNMENT
 
     def check(self) -> None:
         """Walk to the end of the header."""
@@ -48,12 +58,50 @@ class Walk:
         if tensors * SHORTEST_TENSOR + fields * SHORTEST_FIELD > self.left:
             raise ValueError(f"it says that it has {tensors} tensors and {fields} fields, more than fit in it")
         for _ in range(fields):
-            self.skip_string()
+            self.check_field()
+        last = max((self.check_tensor() for _ in range(tensors)), default=(0, b""))
+        self.check_within(*last)
+
+    def check_field(self) -> None:
+        """A field: its name, the type of its value, and the value."""
+        length = self.number("Q")
+        if length != len(ALIGNMENT):
+            self.skip(length)
             self.skip_value(self.number("I"), 0)
-        for _ in range(tensors):
-            self.skip_string()
-            self.check_shape()
-            self.take(4 + 8)  # its type, and where its data lies
+            return
+        name, kind = self.take(length), self.number("I")
+        if name == ALIGNMENT:
+            self.alignment = self.read_alignment(kind)
+        else:
+            self.skip_value(kind, 0)
+
+    def read_alignment(self, kind: int) -> int:
+        """The value of that field."""
+        if kind != UINT32:
+            raise ValueError(f"{ALIGNMENT.decode()} has type {kind}, expected {UINT32}")
+        found = self.number("I")
+        if found.bit_count() != 1:
+            raise ValueError(f"{ALIGNMENT.decode()} is {found}, expected a power of two")
+        return found
+
+    def check_tensor(self) -> tuple[int, bytes]:
+        """A tensor: its name, its shape, its type, and where its data lies; the last and the first of these."""
+        name = self.take(self.number("Q"))
+        self.check_shape()
+        self.take(4)
+        offset = self.number("Q")
+        if offset % self.alignment:
+            raise ValueError(
+                f"{in_words(name)} begins at byte {offset} of the data, expected a multiple of {self.alignment}"
+            )
+        return offset, name
+
+    def check_within(self, offset: int, name: bytes) -> None:
+        """ValueError where a tensor begins behind the end of the file; the data begins behind the header."""
+        padding = -self.file.tell() % self.alignment
+        size = max(self.left + self.unread - padding, 0)
+        if offset > size:
+            raise ValueError(f"{in_words(name)} begins at byte {offset} of the data, which has {size} bytes")
 
     def check_shape(self) -> None:
         """That of a tensor."""

@@ -158,8 +158,12 @@ def head(tensors=0, fields=0, order="<"):
     return b"GGUF" + struct.pack(f"{order}IQQ", 3, tensors, fields)
 
 
-def field(kind, content):
-    return text(b"key") + struct.pack("<I", kind) + content
+def field(kind, content, name=b"key"):
+    return text(name) + struct.pack("<I", kind) + content
+
+
+def alignment(number, kind=4):
+    return field(kind, struct.pack("<I", number), b"general.alignment")
 
 
 def array(kind, count, content=b""):
@@ -170,8 +174,14 @@ def nested(levels):
     return field(9, b"".join([struct.pack("<IQ", 9, 1)] * levels) + struct.pack("<IQ", 0, 0))
 
 
-def info(*shape):
-    return text(b"w") + struct.pack(f"<I{len(shape)}Q", len(shape), *shape) + bytes(12)
+def info(*shape, kind=0, offset=0, name=b"w"):
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def at_offset(offset, *fields, data=0):
+    """A file of a tensor of eight numbers of a byte, that many bytes behind the padded header."""
+    content = head(1, len(fields)) + b"".join(fields) + info(8, kind=24, offset=offset)
+    return content + bytes(-len(content) % 64) + bytes(data)
 
 
 KIND = {
@@ -181,6 +191,10 @@ KIND = {
     "texts": head(fields=1) + array(8, 2, text(b"a") + text(b"b")),
     "arrays of arrays": head(fields=1) + nested(3),
     "a tensor": head(tensors=1) + info(3, 5, 7, 9),
+    "a tensor at an offset": at_offset(32, data=64),
+    "an empty tensor at the end": at_offset(64, alignment(64), data=64),
+    "another alignment": at_offset(8, alignment(8), data=64),
+    "a field with a name as long": at_offset(32, field(10, bytes(8), b"general.alignments"[1:]), data=64),
 }
 WRONG = {
     "nothing": (b"", "4 bytes are to follow, and 0 are left"),
@@ -201,6 +215,21 @@ WRONG = {
         "dimensions, expected 4",
     ),
     "large extents": (head(tensors=1) + info(2**40, 2**40), "more elements than memory can hold"),
+    "an offset that wraps": (
+        at_offset(2**64 - 128, data=64),
+        f"'w' begins at byte {2**64 - 128} of the data, which has",
+    ),
+    "an offset behind the end": (at_offset(128, alignment(64), data=64), "byte 128 of the data, which has 64 bytes"),
+    "an offset without data": (head(1) + info(8, offset=32), "byte 32 of the data, which has 0 bytes"),
+    "an offset off the alignment": (at_offset(8, data=64), "'w' begins at byte 8 .* a multiple of 32"),
+    "an offset off another alignment": (at_offset(32, alignment(64), data=64), "byte 32 .* a multiple of 64"),
+    "an alignment of 0": (at_offset(0, alignment(0), data=64), "general.alignment is 0, expected a power of two"),
+    "an alignment of 48": (at_offset(0, alignment(48), data=64), "is 48, expected a power of two"),
+    "a signed alignment": (at_offset(0, alignment(32, 5), data=64), "general.alignment has type 5, expected 4"),
+    "a long name of a tensor": (
+        head(1) + info(8, offset=1, name=b"w" * LARGE),
+        "'www.*www' begins at byte 1 of the data",
+    ),
     "cut": (head(tensors=1) + info(3, 5)[:-1] + b"", "more than fit|are left"),
 }
 
@@ -218,8 +247,74 @@ def test_headers_of_gguf(tmp_path, content):
 
 @pytest.mark.parametrize(("content", "match"), WRONG.values(), ids=WRONG)
 def test_wrong_headers_of_gguf(tmp_path, content, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=match) as caught:
         checked(tmp_path, content)
+    assert len(str(caught.value)) < 2000
     pytest.importorskip("gguf")
     with pytest.raises(ValueError, match="is no GGUF file, or damaged"):
         checkpoints.convert_model(tmp_path / "x.gguf", tmp_path / "y.safetensors", "dlfp4")
+
+
+def convert(tmp_path, content):
+    pytest.importorskip("gguf")
+    (tmp_path / "x.gguf").write_bytes(content)
+    checkpoints.convert_model(tmp_path / "x.gguf", tmp_path / "y.safetensors", "dlfp4")
+    return checkpoints.load(tmp_path / "y.safetensors")
+
+
+def tensors_of(*infos, data=b""):
+    """A file of such tensors."""
+    content = head(len(infos), 1) + field(8, text(b"x"), b"general.architecture") + b"".join(infos)
+    return content + bytes(-len(content) % 32) + data
+
+
+@pytest.mark.parametrize("behind", [0, 32, 64, 96])
+def test_tensors_of_gguf_that_overlap(tmp_path, behind):
+    """The first has 72 bytes, 64 bytes behind the beginning of the data."""
+    infos = info(72, kind=24, offset=64, name=b"a"), info(8, kind=24, offset=64 + behind, name=b"b")
+    numbers = [number % 100 for number in range(200)]
+    for each in (infos, infos[::-1]):
+        if behind == 96:
+            loaded = convert(tmp_path, tensors_of(*each, data=bytes(numbers)))
+            assert (loaded["a"].tolist(), loaded["b"].tolist()) == (numbers[64:136], numbers[160:168])
+        else:
+            with pytest.raises(
+                ValueError, match=r"no GGUF file, or damaged: '[ab]' begins at byte \d+, and '[ab]' ends"
+            ):
+                convert(tmp_path, tensors_of(*each, data=bytes(numbers)))
+
+
+def test_empty_tensors_of_gguf_overlap_with_nothing(tmp_path):
+    infos = info(8, kind=24, name=b"a"), info(0, kind=24, name=b"b")
+    assert convert(tmp_path, tensors_of(*infos, data=bytes(32)))["b"].shape == (0,)
+
+
+def test_gguf_in_the_other_order_of_bytes(tmp_path):
+    """bfloat16 comes from the package as bytes, which would be read in the wrong order."""
+    name = struct.pack(">Q", 1) + b"w"
+    content = head(1, order=">") + name + struct.pack(">IQIQ", 1, 8, 30, 0)
+    with pytest.raises(ValueError, match=r"the order of bytes of another machine; gguf-convert-endian"):
+        convert(tmp_path, content + bytes(-len(content) % 32) + bytes(16))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [(0, b"\0\0\0\x3f"), (1, b"\0\x38"), (30, b"\0\x3f")], ids=["F32", "F16", "BF16"]
+)
+def test_global_scales_of_gguf(tmp_path, kind, number):
+    """0.5, in each type that float32 holds."""
+    infos = info(64, 1, kind=40, name=b"a.weight"), info(1, kind=kind, offset=64, name=b"a.scale")
+    loaded = convert(tmp_path, tensors_of(*infos, data=bytes([0x38] * 4 + [0x22] * 32).ljust(64, b"\0") + number))
+    assert loaded["a.weight"].global_scale.item() == 0.5
+    assert loaded.keys() == {"a.weight"}
+
+
+@pytest.mark.parametrize(("kind", "said"), [(24, "I8"), (28, "F64"), (2, "Q4_0"), (8, "Q8_0")])
+def test_global_scales_of_gguf_that_are_no_floats(tmp_path, kind, said):
+    infos = info(64, 1, kind=40, name=b"a.weight"), info(32, kind=kind, offset=64, name=b"a.scale")
+    with pytest.raises(ValueError, match=f"a.weight: its global scale a.scale is of type {said}; expected one of F32"):
+        convert(tmp_path, tensors_of(*infos, data=bytes(64 + 32 * 8)))
+
+
+def test_what_is_called_as_a_global_scale_beside_other_types(tmp_path):
+    infos = info(8, kind=24, name=b"a.weight"), info(8, kind=24, offset=32, name=b"a.scale")
+    assert convert(tmp_path, tensors_of(*infos, data=bytes(range(64))))["a.scale"].tolist() == [*range(32, 40)]
