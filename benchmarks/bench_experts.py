@@ -11,7 +11,8 @@ On the host the limit is a copy of as many bytes in all as the weights of those 
 (--gpu) weights are prepared and cold, or of fp8_128x128 as they lie, with rows that are quantized to fp8_1x128 before:
 each case walks over copies that exceed the caches, in CUDA graphs, and the floor is the longer of the times that the
 memory (--bandwidth) and the tensor cores (--rate, twice that for FP8) need. Peers are PyTorch's grouped product of
-bfloat16 and, on a GPU, that of FP8 with a scale a row.
+bfloat16 and, on a GPU, that of FP8 with a scale a row, and Humming's (humming-kernels) of the same weights: by the
+rows that dlfp4 multiplies, and of MXFP4 by rows of FP8 with a scale each as well.
 """
 
 import argparse
@@ -24,12 +25,13 @@ from typing import Any
 import harness
 import ml_dtypes
 import numpy as np
-from bench_matmul_gpu import cold, make_cases
+from bench_matmul_gpu import HUMMING, cold, make_cases, make_layer
 from harness import Call, Case, Table, list_of, number
 
 import dlfp4
 
-PEERS = ("torch",)
+PEERS = ("torch", "humming-kernels")
+LAYERS = {**HUMMING, "fp8_128x128": {"quant_method": "fp8", "weight_block_size": [128, 128]}}  # of Humming
 
 
 # ---- Work
@@ -98,9 +100,9 @@ class Group:
         return f"{self.format}, {self.shape}{threads}"
 
     def time_of(self, name: str) -> float | None:
-        """Microseconds a call."""
-        case = self.cases[name]
-        return case.median and case.median * (1e6 if isinstance(case, Case) else 1)
+        """Microseconds a call, of a case that there is."""
+        case = self.cases.get(name)
+        return case and case.median and case.median * (1e6 if isinstance(case, Case) else 1)
 
     def row(self, names: Sequence[str]) -> tuple[str, ...]:
         """A row of the table."""
@@ -200,19 +202,29 @@ class HostWeights:
 class DeviceWeights:
     """A stack in every form, in as many copies as are cold."""
 
-    cases = ("dlfp4", "a call an expert", "torch bf16", "torch fp8 rows")
+    cases = ("dlfp4", "a call an expert", "torch bf16", "torch fp8 rows", "Humming", "Humming fp8 x")
     limit = "floor"
 
     def __init__(self, torch: Any, format: str, shape: Shape) -> None:
         self.torch, self.format, self.shape = torch, format, shape
         size = (shape.experts, shape.n, shape.k)
         self.plain = cold(torch.randn(size, device="cuda", dtype=torch.bfloat16), 2 * math.prod(size))
-        quantized = dlfp4.quantize(self.plain[0], format)
-        self.nbytes, self.in_bytes = quantized.nbytes, format == "fp8_128x128"
-        self.prepared = [w.prepare() for w in cold(quantized, self.nbytes)]
-        self.experts = [[w[e].prepare().mT for e in range(shape.experts)] for w in cold(quantized, self.nbytes)]
+        self.quantized = dlfp4.quantize(self.plain[0], format)
+        self.nbytes, self.in_blocks = self.quantized.nbytes, format == "fp8_128x128"
+        copies = cold(self.quantized, self.nbytes)
+        self.prepared = [w.prepare() for w in copies]
+        self.experts = [[w[e].prepare().mT for e in range(shape.experts)] for w in copies]
         self.fp8 = cold(self.plain[0].to(torch.float8_e4m3fn), math.prod(size))
         self.ones = torch.ones(shape.experts, shape.n, device="cuda")
+        self.layers: dict[bool, list[Any]] = {}  # by whether rows are FP8
+
+    def humming(self, fp8: bool) -> list[Any]:
+        """Layers, made when they are first asked for."""
+        if fp8 not in self.layers:
+            rows = {"dtype": "float8e4m3", "group_size": 128 if self.in_blocks else 0} if fp8 else None
+            layer = make_layer(self.torch, self.quantized, LAYERS[self.format], rows)
+            self.layers[fp8] = cold(layer, self.nbytes)
+        return self.layers[fp8]
 
     def group(self, tokens: int, options: argparse.Namespace) -> Group:
         """Some tokens by each."""
@@ -220,9 +232,10 @@ class DeviceWeights:
         routing = route(shape, tokens, options.top, options.skew)
         x = torch.randn(tokens, shape.k, device="cuda", dtype=torch.bfloat16)
         indices, ends = (torch.from_numpy(each).cuda() for each in (routing.indices, routing.ends))
+        starts = torch.nn.functional.pad(ends, (1, 0))
         rows = x[indices]
         rows8, ones = rows.to(torch.float8_e4m3fn), torch.ones(len(rows), device="cuda")
-        given, given_rows = ((dlfp4.quantize(each, "fp8_1x128") if self.in_bytes else each) for each in (x, rows))
+        given, given_rows = ((dlfp4.quantize(each, "fp8_1x128") if self.in_blocks else each) for each in (x, rows))
         out = torch.empty(len(rows), shape.n, device="cuda", dtype=torch.bfloat16)
         here = torch.cuda.current_stream
 
@@ -242,9 +255,26 @@ class DeviceWeights:
             options = {"offs": ends, "out_dtype": torch.bfloat16}
             return [lambda w=w: torch._scaled_grouped_mm(rows8, w.mT, ones, self.ones, **options) for w in self.fp8]
 
-        cases = make_cases(dict(zip(self.cases, (ours, by_calls, by_bfloat16, by_fp8), strict=True)))
+        def by_humming(fp8: bool, x: Any, scales: Any = None) -> list[Call]:
+            options = {"compute_config": {"gemm_type": "grouped_contiguous"}, "expert_layout": starts, "outputs": out}
+            return [lambda layer=layer: layer(x, input_scale=scales, **options) for layer in self.humming(fp8)]
+
+        makers = {
+            "dlfp4": ours,
+            "a call an expert": by_calls,
+            "torch bf16": by_bfloat16,
+            "torch fp8 rows": by_fp8,
+            "Humming": lambda: by_humming(False, rows),
+            "Humming fp8 x": lambda: by_humming(True, rows8, ones[:, None]),
+        }
+        if self.in_blocks:
+            blocks = given_rows.to_torch()
+            makers["Humming"] = lambda: by_humming(True, blocks.data, blocks.scales)
+        if self.format != "mxfp4":
+            del makers["Humming fp8 x"]
+        cases = make_cases(makers)
         moved = bytes_of(shape, self.nbytes, routing) / options.bandwidth / 1e3
-        multiplied = 2 * len(rows) * shape.n * shape.k / options.rate / (2e6 if self.in_bytes else 1e6)
+        multiplied = 2 * len(rows) * shape.n * shape.k / options.rate / (2e6 if self.in_blocks else 1e6)
         return Group(shape, self.format, tokens, 0, routing, cases, max(moved, multiplied))
 
     def groups(self, options: argparse.Namespace) -> Iterator[Group]:

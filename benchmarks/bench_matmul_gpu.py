@@ -128,27 +128,33 @@ class Weights:
     def humming(self) -> list[Any]:
         """Layers, made when they are first asked for."""
         if not self.layers:
-            self.layers = cold(make_layer(self.torch, self.quantized[0], self.format), self.nbytes)
+            self.layers = cold(make_layer(self.torch, self.quantized[0], HUMMING[self.format]), self.nbytes)
         return self.layers
 
 
-def make_layer(torch: Any, w: Any, name: str) -> Any:
-    """A Humming layer over the parts of a weight."""
+def make_layer(torch: Any, w: Any, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> Any:
+    """A Humming layer over the parts of a weight or of experts' stack, for bfloat16 or quantized activations."""
     from humming.layer import HummingLayer
 
-    n, k = w.shape
-    layer = HummingLayer(shape_n=n, shape_k=k, weight_config=dict(HUMMING[name]), torch_dtype=torch.bfloat16).cuda()
+    *experts, n, k = w.shape
+    layer = HummingLayer(
+        shape_n=n,
+        shape_k=k,
+        num_experts=experts[0] if experts else None,
+        weight_config=dict(weights),
+        input_config=activations,
+        torch_dtype=torch.bfloat16,
+    ).cuda()
     parts = w.to_torch()
-    tensors = {"weight": parts.data, "weight_scale": parts.scales}
+    codes, scales = parts.data, parts.scales
     if w.data.dtype.name == "float4_e2m1fn":
-        tensors["weight"] = w.data.view("uint8").to_torch()
-    if name.startswith("mx"):
-        tensors["weight_scale"] = w.scales.view("uint8").to_torch()
-    if parts.scales.ndim == 0:
-        tensors["weight_scale"] = parts.scales.reshape(1)
+        codes = w.data.view("uint8").to_torch()
+    if w.scales.dtype.name == "float8_e8m0fnu":
+        scales = w.scales.view("uint8").to_torch()
+    tensors = {"weight": codes, "weight_scale_inv" if "weight_block_size" in weights else "weight_scale": scales}
     if parts.global_scale is not None:
-        tensors["weight_scale_2"] = parts.global_scale.reshape(1)
-    layer.load_from_tensors(tensors)
+        tensors["weight_scale_2"] = parts.global_scale.expand(*experts or [1])
+    layer.load_from_tensors({name: each.reshape(getattr(layer, name).shape) for name, each in tensors.items()})
     layer.transform()
     return layer
 
