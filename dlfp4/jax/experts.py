@@ -131,14 +131,14 @@ def grouped_matmul(
 
 def as_numbers(x: Any, name: str) -> Array:
     """Integers, as handlers read them; those that int32 does not hold become its ends, which handlers refuse."""
-    array = jnp.asarray(x)
+    array = x if isinstance(x, jax.Array) else np.asarray(x)  # JAX would keep the low 32 bits of others
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name} has dtype {array.dtype}; expected integers")
-    if np.can_cast(array.dtype, np.int32):
-        return array.astype(jnp.int32)
-    ends = np.iinfo(np.int32)
-    lowest = None if jnp.issubdtype(array.dtype, jnp.unsignedinteger) else ends.min
-    return jnp.clip(array, lowest, ends.max).astype(jnp.int32)
+    if not np.can_cast(array.dtype, np.int32):
+        clip = jnp.clip if isinstance(array, jax.Array) else np.clip
+        ends = np.iinfo(np.int32)
+        array = clip(array, None if jnp.issubdtype(array.dtype, jnp.unsignedinteger) else ends.min, ends.max)
+    return jnp.asarray(array, jnp.int32)
 
 
 # ---- Derivatives

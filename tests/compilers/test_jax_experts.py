@@ -219,14 +219,18 @@ def test_what_ends_a_program():
         jax.block_until_ready(program(SIZES, INDICES + 1))
 
 
-def test_numbers_beyond_int32_end_a_program():
+@pytest.mark.parametrize("x64", [False, True])
+def test_numbers_beyond_int32_end_a_program(x64):
+    """JAX's own arrays have none of them without x64; NumPy's are not cut to 32 bits on the way."""
     w = dj.quantize(STACK, "mxfp4")
-    with jax.enable_x64(True):
+    with jax.enable_x64(x64):
         for far in (2**32, -(2**32)):
             with pytest.raises(jax.errors.JaxRuntimeError, match="group_sizes: expected numbers of rows"):
                 jax.block_until_ready(dj.grouped_matmul(X, w.mT, SIZES + np.int64(far), indices=INDICES))
             with pytest.raises(jax.errors.JaxRuntimeError, match="indices: expected the numbers of tokens"):
                 jax.block_until_ready(dj.grouped_matmul(X, w.mT, SIZES, indices=INDICES + np.int64(far)))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="group_sizes: expected numbers of rows"):
+            jax.block_until_ready(dj.grouped_matmul(X, w.mT, SIZES.astype("uint64") + 2**32, indices=INDICES))
 
 
 @pytest.mark.parametrize("sizes", [SIZES[:-1], SIZES[None]])
