@@ -244,6 +244,13 @@ def test_nothing():
     assert not dlfp4.grouped_matmul(values((5, 64)), none.mT, np.zeros(0, np.int32)).to_numpy().any()
 
 
+def test_rows_without_columns_take_no_time():
+    """However many: nothing walks over them."""
+    rows = 2**50
+    x = np.broadcast_to(np.zeros((1, 32), "float32"), (rows, 32))
+    assert dlfp4.grouped_matmul(x, np.zeros((1, 32, 0), "float32"), np.array([rows])).shape == (rows, 0)
+
+
 def test_threads_do_not_change_results():
     w, x = stack_of("mxfp4", 32, 200, 512), native_cast(values((300, 512)), "bfloat16")
     results = []
