@@ -360,12 +360,14 @@ def register(row: Operation) -> Call:
 
     def fake(*args: Any) -> Any:
         values = call.values(args)
+        check_values(call, values)
         specs = call.specs(values)
         call.check(values)
         return call.allocate(args[0], specs)
 
     def fake_out(*args: Any, out: Any) -> None:
         values = call.values(args)
+        check_values(call, values, out)
         proto = call.result(values)
         specs_of(proto)  # refuses what PyTorch has no shape for
         call.check(values, proto, out)
@@ -385,6 +387,22 @@ def register(row: Operation) -> Call:
         stable.register_gradient(row.name, differentiable, is_at_once, DEVICES)
     register_batching(call, LIBRARY)
     return call
+
+
+def check_values(call: Call, values: tuple[Any, ...], out: Any = None) -> None:
+    """BackendError where some tensors are on "meta" and others not: PyTorch then takes the fake, whose result would be
+    memory that nothing was written to.
+    """
+    outs = out if isinstance(out, list) else [out]
+    named = [*zip(call.places, values, strict=True), *(("out", each) for each in outs)]
+    places = {name: value.device for name, value in named if isinstance(value, torch.Tensor)}
+    empty = [name for name, device in places.items() if device.type == "meta"]
+    if empty and len(empty) < len(places):
+        name, device = next(item for item in places.items() if item[0] not in empty)
+        raise dlfp4.BackendError(
+            f"{call.row.name}: {' and '.join(empty)} on 'meta' without values, but {name} on {device}: load the "
+            f"values, or move all tensors to one device"
+        )
 
 
 def register_autocast(device: str) -> None:

@@ -386,6 +386,33 @@ def test_shapes_that_do_not_fit(case):
         APART[case](lambda *shape: torch.ones(shape, device="meta"))
 
 
+# ---- Tensors of which some have no values
+
+PARTLY = {
+    "w": lambda x, w, offsets: dt.matmul(x, w.to("meta").mT),
+    "x": lambda x, w, offsets: dt.matmul(x.to("meta"), w.mT),
+    "out": lambda x, w, offsets: dt.matmul(x, w.mT, out=torch.empty(4, 8, device="meta")),
+    "all but out": lambda x, w, offsets: dt.matmul(x.to("meta"), w.to("meta").mT, out=torch.empty(4, 8)),
+    "offsets": lambda x, w, offsets: dt.grouped_matmul(
+        x, dt.quantize(torch.ones(2, 8, 32), "mxfp4").mT, offsets.to("meta")
+    ),
+    "a vector": lambda x, w, offsets: dt.vecdot(x, x.to("meta")),
+    "a gradient": lambda x, w, offsets: dt.matmul(x.requires_grad_(), w.to("meta").mT),
+}
+
+
+def stack_of_ones():
+    return dt.quantize(torch.ones(2, 8, 32), "mxfp4")
+
+
+@pytest.mark.parametrize("case", PARTLY)
+def test_results_without_values_are_refused(case):
+    """Where one tensor is on "meta" PyTorch calls the fake, whose result would be whatever memory held."""
+    x, w = torch.ones(4, 32), dt.quantize(torch.ones(8, 32), "nvfp4")
+    with pytest.raises(dlfp4.BackendError, match=r"on 'meta' without values, but .* on cpu: load the values"):
+        PARTLY[case](x, w, torch.tensor([1, 4], dtype=torch.int32))
+
+
 # ---- Options that are none: the words of dlfp4's own functions
 
 WRONG = {"an array": np.array(["a", "b"]), "a list": ["a"], "a number": 3, "a tensor": torch.ones(2)}
