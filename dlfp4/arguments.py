@@ -45,7 +45,7 @@ def describe_product(
 
     Activations are still as they came: see `rounded`.
     """
-    check_activation(activation, a, name)
+    check_activation(activation, a, b, name)
     dtype = result_dtype(a, out_dtype)
     factor = 1.0 if alpha is None else _as_float32(alpha, "alpha")
     left, right = rotate(a, b, stream)
@@ -66,8 +66,8 @@ def result_dtype(a: Operand, asked: _DType | None) -> np.dtype[Any]:
 # ---- Activations
 
 
-def check_activation(activation: Activation | None, a: Operand, name: str) -> None:
-    """Whether there is such a rounding of activations, and it can be done to `a`."""
+def check_activation(activation: Activation | None, a: Operand, b: Operand, name: str) -> None:
+    """Whether there is such a rounding of activations, and it can be done to `a` for the codes of `b`."""
     if activation is None:
         return
     check_named(activation)
@@ -75,6 +75,7 @@ def check_activation(activation: Activation | None, a: Operand, name: str) -> No
         raise BackendError(f"activation={activation!r} rounds floats, and {name} is quantized already; leave it out")
     format, depth = ACTIVATIONS[activation], a.shape[-1]
     if format is None:
+        check_codes(activation, b)
         return
     row = _core._find_format(format)
     length = row.block_in(1, depth)[1]
@@ -82,6 +83,15 @@ def check_activation(activation: Activation | None, a: Operand, name: str) -> No
         raise ValueError(
             f"activation={activation!r}: K is {depth}, and the blocks of {format} have {length} elements; complete "
             f"both operands with zeros, or pass activation='fp8_1x128' or 'fp8_row', which take any K"
+        )
+
+
+def check_codes(activation: Activation, b: Operand) -> None:
+    """Whether the codes of weights can meet integers: they stand for transformed values until they are decoded."""
+    if isinstance(b, ScaledTensor) and b.hadamard is not None:
+        raise BackendError(
+            f"activation={activation!r} multiplies the codes of weights, and these were transformed by hadamard=, so "
+            f"that they are decoded first: quantize weights without hadamard=, or leave activation out"
         )
 
 

@@ -161,3 +161,11 @@ def test_what_is_refused(name):
     stack = w[None] if isinstance(w, np.ndarray) else stack_of("mxfp8_e4m3", 1, 64, 64).mT
     with pytest.raises(error, match=message):
         dlfp4.grouped_matmul(x, stack, np.array([64]), **options)
+
+
+def test_codes_of_transformed_weights_meet_no_integers():
+    w = dlfp4.quantize(values((2, 64, 64)), "nvfp4", hadamard=1)
+    with pytest.raises(dlfp4.BackendError, match=r"transformed by hadamard=.*: quantize weights without"):
+        dlfp4.matmul(X, w[0].mT, activation="int8")
+    with pytest.raises(dlfp4.BackendError, match=r"transformed by hadamard=.*: quantize weights without"):
+        dlfp4.grouped_matmul(X, w.mT, np.array([32, 64]), activation="int8")
