@@ -82,10 +82,12 @@ def is_scale(name: str) -> bool:
 
 
 def stored(x: Tensor, how: Respelling) -> Tensor:
-    """A scale as another convention stores it; ValueError where its reciprocal is no number."""
+    """A scale as another convention stores it; ValueError where it has no reciprocal, or one that is no number."""
     if not how.inverts or x.size != 1:
         return x.reshape(how.shape) if how.shape is not None and x.size == 1 else x
-    inverse = reciprocal(dlfp4.cast(x, "float32"))
+    if "float" not in x.dtype.name:
+        raise ValueError(f"{how.name} would be the reciprocal of a scale of {x.dtype}; expected floats")
+    inverse = reciprocal(dlfp4.cast(x.reshape(()), "float32"))
     if not np.isfinite(inverse).all():
         raise ValueError(f"{how.name} would be {inverse.item()}, the reciprocal of {x.item()}")
     return dlfp4.asarray(inverse.reshape(how.shape or ()))

@@ -60,11 +60,11 @@ def united(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str
 
 
 def parse_tensor(x: Any) -> Any:
-    """What a mark says; None where it is no JSON."""
+    """What a mark says; None where it is no JSON, or has more dimensions than NumPy's arrays."""
     mark = dlfp4.asarray(x)
     try:
         return parse_json(mark.to_device("cpu").to_numpy().tobytes(), MARK) if mark.nbytes <= MOST_BYTES else None
-    except ValueError:
+    except (BufferError, ValueError):
         return None
 
 

@@ -25,6 +25,7 @@ from dlfp4.spellings import CONVENTIONS, SPELLINGS, TORCHAO, Spelling
 from dlfp4.suggest import is_one_of
 
 GPT_OSS_BYTES = 16  # bytes in a block of 32 elements; they form an axis of their own
+MOST_DIMS = 64  # of NumPy's arrays, as which many parts are read
 MARKER = "scaled_fp8"  # a tensor of no elements in stable diffusion's files; its type is that of the weights
 
 
@@ -170,14 +171,24 @@ def find_joins(
             taken = whole in wholes or (whole in found and whole not in names)
             if taken or not used.isdisjoint(names) or not is_meant(spelling, stem, names, found, marks):
                 continue
-            if spelling.packing:
-                quantized = read_integers(found, stem, whole, spelling)
-            else:
-                quantized = assemble([found.get(name) for name in names], spelling)
+            if stem + spelling.data in found:  # scales alone may be those of something else
+                check_dims({name: found[name] for name in names if name in found})
+            with errors_of(whole):
+                if spelling.packing:
+                    quantized = read_integers(found, stem, whole, spelling)
+                else:
+                    quantized = assemble([found.get(name) for name in names], spelling)
             if quantized is not None:
                 wholes.add(whole)
                 used.update(names)
                 yield Join(whole, quantized, names, spelling)
+
+
+def check_dims(parts: Mapping[str, Tensor | ScaledTensor]) -> None:
+    """ValueError where a part has more dimensions than can be read."""
+    for name, part in parts.items():
+        if part.ndim > MOST_DIMS:
+            raise ValueError(f"{name} has {part.ndim} dimensions; parts of quantized tensors have at most {MOST_DIMS}")
 
 
 def is_meant(
@@ -471,6 +482,7 @@ def named(name: str, x: Any) -> Tensor | ScaledTensor:
 
 def split_one(name: str, q: ScaledTensor, convention: str, packed: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
     """The parts of one tensor; `packed` has those of integers by the tensor, which may have several names."""
+    check_dims({name: q})
     with errors_of(name):
         spelling = find_spelling(q.format, convention)
         _refuse_hadamard(q, convention)

@@ -163,9 +163,10 @@ def read_compressed(parts: Found) -> ScaledTensor | None:
     data, shape = parts["data"], parts.get("_shape")
     if data.dtype.name != "int32" or data.ndim < 2 or shape is None or "_g_idx" in parts:
         return None
+    if shape.dtype.name not in ("int64", "int32") or shape.size != data.ndim:
+        return None
     octets = bytes_of(on_host(data))
-    extents = tuple(int(extent) for extent in on_host(shape).reshape(-1))
-    if shape.dtype.name not in ("int64", "int32") or extents != (*octets.shape[:-1], octets.shape[-1] * 2):
+    if tuple(on_host(shape).reshape(-1).tolist()) != (*octets.shape[:-1], octets.shape[-1] * 2):
         return None
     zeros = parts.get("_zero_point")
     if zeros is None:

@@ -140,6 +140,79 @@ def test_global_scales_of_many_dimensions(tmp_path):
             checkpoints.load(tmp_path / "x")
 
 
+MANY = 66  # dimensions; NumPy's arrays have at most 64
+
+
+def deep(x):
+    """The same elements in many dimensions."""
+    return dlfp4.asarray(x).reshape((*[1] * (MANY - x.ndim), *x.shape))
+
+
+@pytest.mark.parametrize(
+    ("convention", "format"),
+    [("modelopt", "nvfp4"), ("compressed-tensors", "nvfp4"), ("compressed-tensors", "uint4_g32"), ("gptq", "uint4_g32"),
+     ("awq", "uint4_g32"), ("mlx", "uint4_g32"), ("mlx", "mxfp4"), ("gpt-oss", "mxfp4"), ("deepseek", "fp8_128x128"),
+     ("deepseek-v4", "mxfp4"), ("llama-4", "nvfp4"), ("comfyui", "nvfp4"), ("stable-diffusion", "fp8_e4m3")],
+)  # fmt: skip
+def test_parts_of_many_dimensions_are_named(tmp_path, convention, format):
+    parts = checkpoints.split_parts({"l.weight": dlfp4.quantize(np.ones((128, 128), np.float32), format)}, convention)
+    parts.pop("scaled_fp8", None)
+    mark = parts.pop("l.comfy_quant", None)
+    for some in (*([name] for name in parts), list(parts)):
+        given = {name: deep(part) if name in some else part for name, part in parts.items()}
+        given |= {} if mark is None else {"l.comfy_quant": mark}
+        safetensors.write(tmp_path / "x", given, {})
+        for call in (checkpoints.load, checkpoints.inspect, lambda x: checkpoints.convert_model(x, f"{x}2", "dlfp4")):
+            with pytest.raises(ValueError, match=f"^({'|'.join(some)}) has 66 dimensions; .* have at most 64"):
+                call(tmp_path / "x")
+        assert checkpoints.load(tmp_path / "x", join=False).keys() == given.keys()
+
+
+def test_no_convention_stores_many_dimensions():
+    q = dlfp4.quantize(dlfp4.asarray(np.ones((4, 32), np.float32)).reshape((*[1] * 64, 4, 32)), "mxfp4")
+    with pytest.raises(ValueError, match="w has 66 dimensions"):
+        checkpoints.split_parts({"w": q}, "modelopt")
+
+
+def test_a_mark_of_many_dimensions_is_not_understood(tmp_path):
+    parts = checkpoints.split_parts({"l.weight": dlfp4.quantize(np.ones((128, 128), np.float32), "nvfp4")}, "comfyui")
+    safetensors.write(tmp_path / "x", parts | {"l.comfy_quant": deep(parts["l.comfy_quant"])}, {})
+    assert checkpoints.load(tmp_path / "x").keys() == parts.keys()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [np.array([np.inf, 32], np.float32), np.array([np.nan, 32], np.float32), np.array([8, 32], np.float64),
+     np.array([8 + 1j, 32], np.complex64), np.array([8, 32], np.uint64), np.array([8, -32]), np.array([32]),
+     np.array([], np.int64)],
+    ids=str,
+)  # fmt: skip
+def test_shapes_that_are_none_leave_the_parts(tmp_path, shape):
+    parts = checkpoints.split_parts(
+        {"l.weight": dlfp4.quantize(np.ones((8, 32), np.float32), "int4_g32")}, "compressed-tensors"
+    )
+    checkpoints.save(tmp_path / "x", parts | {"l.weight_shape": shape})
+    assert checkpoints.load(tmp_path / "x").keys() == parts.keys()
+    assert checkpoints.inspect(tmp_path / "x").groups[0].tensors == 1
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "complex64"])
+def test_scales_of_activations_that_are_no_floats(tmp_path, dtype):
+    parts = checkpoints.split_parts({"l.weight": dlfp4.quantize(np.ones((8, 32), np.float32), "nvfp4")}, "modelopt")
+    checkpoints.save(tmp_path / "x", parts | {"l.input_scale": np.ones((), dtype)})
+    words = f"l.input_scale: l.input_global_scale would be the reciprocal of a scale of {dtype}; expected floats"
+    with pytest.raises(ValueError, match=words):
+        checkpoints.convert_model(tmp_path / "x", tmp_path / "y", "compressed-tensors")
+
+
+def test_a_scale_of_activations_of_many_dimensions(tmp_path):
+    parts = checkpoints.split_parts({"l.weight": dlfp4.quantize(np.ones((8, 32), np.float32), "nvfp4")}, "modelopt")
+    safetensors.write(tmp_path / "x", parts | {"l.input_scale": deep(np.full((), 0.25, np.float32))}, {})
+    checkpoints.convert_model(tmp_path / "x", tmp_path / "y", "compressed-tensors")
+    scale = checkpoints.load(tmp_path / "y")["l.input_global_scale"]
+    assert (scale.shape, scale.item()) == ((1,), 4)
+
+
 def test_names_that_imply_many_files(tmp_path):
     for number in range(300):
         (tmp_path / f"{number}-1-of-99999.safetensors").write_bytes(b"")
