@@ -21,6 +21,11 @@ def shown(value: object) -> str:
     return SHORT.repr(value)
 
 
+def brief(name: str) -> str:
+    """A name from a file for a message: as it is, unless it is long or would leave the line."""
+    return name if len(name) <= SHORT.maxstring and name.isprintable() else shown(name)
+
+
 def printable(line: str) -> str:
     """A line with names of others in it for a terminal, which takes some characters for orders, or for a line's end."""
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)

@@ -16,10 +16,10 @@ from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import UnscaledWarning, _as_unscaled, _home_of, _refuse_hadamard
 from dlfp4.checkpoints import comfyui
 from dlfp4.checkpoints.integers import PACKINGS, with_biases
-from dlfp4.checkpoints.names import errors_of, is_part, last, listed, module_of
+from dlfp4.checkpoints.names import errors_of, first_of, is_part, last, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import Format
-from dlfp4.parsing import shown
+from dlfp4.parsing import brief, shown
 from dlfp4.show import summary
 from dlfp4.spellings import CONVENTIONS, SPELLINGS, TORCHAO, Spelling
 from dlfp4.suggest import is_one_of
@@ -355,11 +355,13 @@ def warn_unscaled(joined: dict[str, Tensor | ScaledTensor], stacklevel: int) -> 
     marked = {name: _as_unscaled(x) for name, x in joined.items() if name in unscaled and isinstance(x, Tensor)}
     joined.update(marked)
     told = (
-        f"{name} ({', '.join(left)} {'is' if len(left) == 1 else 'are'} left)" if left else f"{name} (none is there)"
+        f"{brief(name)} ({', '.join(map(brief, left))} {'is' if len(left) == 1 else 'are'} left)"
+        if left
+        else f"{brief(name)} (none is there)"
         for name, left in unscaled.items()
     )
     warnings.warn(
-        f"FP8 without its scales, which a product would multiply as it is: {listed(told)}",
+        f"FP8 without its scales, which a product would multiply as it is: {first_of(told)}",
         UnscaledWarning,
         stacklevel=stacklevel + 1,
     )

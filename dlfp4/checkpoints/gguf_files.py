@@ -24,7 +24,7 @@ from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to
 from dlfp4.checkpoints.gguf_headers import MOST_DIMS, check_header
 from dlfp4.extents import count_elements
 from dlfp4.files import OPEN, open_file, replacing
-from dlfp4.parsing import shown
+from dlfp4.parsing import brief, shown
 
 Array = npt.NDArray[Any]
 SUFFIX = ".gguf"
@@ -89,7 +89,7 @@ def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
             unit = entries.get(scale_name(name)) if entry.tensor_type.name == "NVFP4" else None
             tensors[name] = as_tensor(library, entry, None if unit is None else read_units(library, unit))
         except (ValueError, TypeError, BufferError, NotImplementedError) as error:
-            raise ValueError(f"{path}: {name}: {error}") from error
+            raise ValueError(f"{path}: {brief(name)}: {error}") from error
     return tensors, fields
 
 
@@ -114,7 +114,8 @@ def read_units(library: Any, entry: Any) -> Array:
     """The numbers of a tensor of global scales."""
     if entry.tensor_type.name not in UNITS:
         raise ValueError(
-            f"its global scale {entry.name} is of type {entry.tensor_type.name}; expected one of {', '.join(UNITS)}"
+            f"its global scale {brief(entry.name)} is of type {entry.tensor_type.name}; expected one of "
+            f"{', '.join(UNITS)}"
         )
     numbers = as_tensor(library, entry, None)
     assert isinstance(numbers, Tensor)
@@ -192,7 +193,7 @@ def write(
 def entries_of(library: Any, name: str, x: Tensor | ScaledTensor) -> list[tuple[Any, ...]]:
     """Name, shape, array type, bytes and ggml's type of a tensor and of its global scales, and the tensors."""
     if len(name.encode()) > LONGEST:
-        raise ValueError(f"{name}: GGUF's names have at most {LONGEST} bytes")
+        raise ValueError(f"{brief(name)}: GGUF's names have at most {LONGEST} bytes")
     if len(x.shape) > MOST_DIMS:
         raise ValueError(f"{name} has shape {x.shape}; GGUF's tensors have at most {MOST_DIMS} dimensions")
     kinds = library.GGMLQuantizationType

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.formats import FLOATS
+from dlfp4.parsing import shown
 
 # By model_type.
 ARCHITECTURES = {
@@ -165,7 +166,7 @@ def model_of_config(config: Mapping[str, Any] | None) -> Model:
         raise ValueError("there is no config.json")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise ValueError(f"model_type is {kind!r}; known are {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"model_type is {shown(kind)}; known are {', '.join(ARCHITECTURES)}")
     if rope_of(config).get("rope_type", rope_of(config).get("type", "default")) != "default":
         raise ValueError("its rotary embeddings are scaled, for which llama.cpp wants a tensor of its own")
     fields: dict[str, int | float] = {method: count_of(config, key) for method, key in COUNTS.items()}
@@ -188,7 +189,7 @@ def experts_of_config(config: Mapping[str, Any], architecture: str) -> tuple[int
         raise ValueError("some of its layers have no experts, which llama.cpp does not know of such models")
     normalizes = config.get("norm_topk_prob", False)
     if architecture in NORMALIZES and normalizes is not NORMALIZES[architecture]:
-        raise ValueError(f"norm_topk_prob is {normalizes!r}; llama.cpp computes as if it were {not normalizes}")
+        raise ValueError(f"norm_topk_prob is {shown(normalizes)}; llama.cpp computes as if it were {not normalizes}")
     experts = count_of(config, "num_experts" if "num_experts" in config else "num_local_experts", MOST_EXPERTS)
     fields: dict[str, int | float] = {
         "add_expert_count": experts, "add_expert_used_count": count_of(config, "num_experts_per_tok"),
@@ -204,7 +205,9 @@ def model_of_fields(fields: Mapping[str, Any]) -> Model:
     """By what a GGUF file says of itself; ValueError says why Hugging Face's names would not be enough."""
     kind = fields.get("general.architecture")
     if not isinstance(kind, str) or kind not in ARCHITECTURES.values():
-        raise ValueError(f"the architecture is {kind!r}; known are {', '.join(sorted(set(ARCHITECTURES.values())))}")
+        raise ValueError(
+            f"the architecture is {shown(kind)}; known are {', '.join(sorted(set(ARCHITECTURES.values())))}"
+        )
     heads = count_of(fields, f"{kind}.attention.head_count")
     of_keys, of_experts = f"{kind}.attention.head_count_kv", f"{kind}.expert_count"
     kv_heads = count_of(fields, of_keys) if of_keys in fields else heads
@@ -216,7 +219,7 @@ def count_of(facts: Mapping[str, Any], key: str, most: int = MOST) -> int:
     """A positive number among facts."""
     found = facts.get(key)
     if not isinstance(found, int) or isinstance(found, bool) or not 0 < found <= most:
-        raise ValueError(f"{key} is {found!r}; expected an integer from 1 to {most}")
+        raise ValueError(f"{key} is {shown(found)}; expected an integer from 1 to {most}")
     return found
 
 
@@ -224,7 +227,7 @@ def number_of(facts: Mapping[str, Any], key: str) -> float:
     """A positive number among facts, as a float32 can hold it."""
     found = facts.get(key)
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < 3e38:
-        raise ValueError(f"{key} is {found!r}; expected a positive number")
+        raise ValueError(f"{key} is {shown(found)}; expected a positive number")
     return float(found)
 
 

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 from dlfp4 import Tensor
 from dlfp4.checkpoints import safetensors
 from dlfp4.checkpoints.conventions import MARKER
-from dlfp4.checkpoints.names import listed
+from dlfp4.checkpoints.names import first_of, listed
 from dlfp4.files import as_path, read_whole
-from dlfp4.parsing import MOST_BYTES, parse_object, shown
+from dlfp4.parsing import MOST_BYTES, brief, parse_object, shown
 
 ModelPath: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -167,7 +167,7 @@ def check_numbers(shards: Iterable[Path]) -> None:
 def of_index(index: Path) -> Files:
     """The files that an index names, in the order of their names."""
     names = sorted(set(read_index(index).values()))
-    missing = [name for name in names if not (index.parent / name).is_file()]
+    missing = [name for name in names if not os.path.isfile(index.parent / name)]  # False of too long ones
     if missing:
         raise ValueError(f"{index} names files that are not there: {listed(missing)}")
     paths = [index.parent / name for name in names]
@@ -247,24 +247,24 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
         for name in names:
             if name in places and name != MARKER:  # which says of each file what it holds
                 raise ValueError(
-                    f"{name} is doubled: it lies in {places[name]} and in {path}; leave out the one that does not "
-                    f"belong to the model"
+                    f"{brief(name)} is doubled: it lies in {places[name]} and in {path}; leave out the one that does "
+                    f"not belong to the model"
                 )
             places[name] = path
     if files.index is None:
         return
     expected = {name: str(files.folder / file) for name, file in read_index(files.index).items()}
     wrong = [
-        f"{name} is missing in {path}" + (f", it lies in {places[name]}" if name in places else "")
+        f"{brief(name)} is missing in {path}" + (f", it lies in {places[name]}" if name in places else "")
         for name, path in expected.items()
         if places.get(name) != path
     ]
-    unknown = [f"{name} of {path} is not in the index" for name, path in places.items() if name not in expected]
+    unknown = [f"{brief(name)} of {path} is not in the index" for name, path in places.items() if name not in expected]
     if wrong or unknown:
         renamed = "; were they renamed?" if wrong and unknown else ""
         raise ValueError(
-            f"{files.index} does not fit its files: {'; '.join(map(listed, filter(None, (wrong, unknown))))}{renamed}; "
-            "take the index away, or give the list of the files, to read what they hold"
+            f"{files.index} does not fit its files: {'; '.join(map(first_of, filter(None, (wrong, unknown))))}{renamed}"
+            "; take the index away, or give the list of the files, to read what they hold"
         )
 
 

@@ -6,6 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 
+from dlfp4.parsing import brief
+
 # Words in the last component of a name that make a float tensor a part of a quantized one. "biases" are MLX's.
 AUXILIARY = re.compile(
     r"scale|zero|(^|_)zp|absmax|amax|amin|quant|codebook|centroid|(^|_)lut|g_idx|smooth|(^|_)(biases|scb|su|sv|meta)$",
@@ -66,7 +68,12 @@ def is_part(name: str) -> bool:
 
 def listed(names: Iterable[str]) -> str:
     """The first of the names, and how many more there are."""
-    every = list(names)
+    return first_of(map(brief, names))
+
+
+def first_of(texts: Iterable[str]) -> str:
+    """The same of parts of a message, whatever their length."""
+    every = list(texts)
     return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
 
 

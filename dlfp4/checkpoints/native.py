@@ -22,7 +22,7 @@ from dlfp4._core import _find_format, _in_shape_of, _parse_dtype, _refuse_turned
 from dlfp4.checkpoints.conventions import kept_encode_scale, merge, own_tensors
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
-from dlfp4.parsing import parse_json, shown
+from dlfp4.parsing import brief, parse_json, shown
 from dlfp4.spellings import Spelling
 
 KEY = "dlfp4"
@@ -139,16 +139,18 @@ def parse(description: str) -> dict[str, Any]:
 
 def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
     """One tensor from its parts. Scales and global scale leave `parts`; the data stays, under the tensor's name."""
-    check_fields(name, fields)
+    called = brief(name)
+    check_fields(called, fields)
     data, scales, unit = NAMES.parts(name)
     if data not in parts or scales not in parts:
         raise ValueError(
-            f"{name} is described as {shown(fields['format'])}, but its parts {data} and {scales} are not there"
+            f"{called} is described as {shown(fields['format'])}, but its parts {brief(data)} and {brief(scales)} are "
+            f"not there"
         )
     offsets = {kind: f"{name}_{kind}" for kind in OFFSETS if kind in fields}
     for kind, part in offsets.items():
         if part not in parts:
-            raise ValueError(f"{name} is described with {kind}, but its part {part} is not there")
+            raise ValueError(f"{called} is described with {kind}, but its part {brief(part)} is not there")
     try:
         stored = take_global_scale(unit, fields, parts)
         described = {key: fields[key] for key in fields.keys() - {"global_scale", "encode_scale"}}
@@ -157,25 +159,26 @@ def rebuild(name: str, fields: Any, parts: dict[str, Tensor]) -> ScaledTensor:
         made = _in_shape_of(ScaledTensor.from_parts(parts[data], parts.pop(scales), stored, **described), stored)
         return with_encode_scale(made, parse_scale(fields["encode_scale"])) if "encode_scale" in fields else made
     except (TypeError, ValueError, OverflowError, BufferError) as error:
-        raise ValueError(f"{name} is not what the metadata says: {error}") from error
+        raise ValueError(f"{called} is not what the metadata says: {error}") from error
 
 
-def check_fields(name: str, fields: Any) -> None:
+def check_fields(called: str, fields: Any) -> None:
     """ValueError unless a tensor is described by the fields that :func:`split` writes. What reads them checks the
     others.
     """
     required = {"format", "shape", "axis", "scale_layout"}
     optional = {"global_scale", "encode_scale", "hadamard", *OFFSETS}
     if not isinstance(fields, dict) or fields.keys() - optional != required:
-        raise ValueError(f"{name} is described by {shown(fields)}, expected format, shape, axis and scale_layout")
+        raise ValueError(f"{called} is described by {shown(fields)}, expected format, shape, axis and scale_layout")
     if not is_sizes(fields["shape"]):
         raise ValueError(
-            f"{name} is described with shape {shown(fields['shape'])}, expected a list of integers from 0, below 2**63"
+            f"{called} is described with shape {shown(fields['shape'])}, expected a list of integers from 0, below "
+            f"2**63"
         )
     if fields.get("global_scale", False) is not False:
         raise ValueError(
-            f"{name} is described with global_scale {shown(fields['global_scale'])}, expected false, or no such field "
-            f"where it has a global scale"
+            f"{called} is described with global_scale {shown(fields['global_scale'])}, expected false, or no such "
+            f"field where it has a global scale"
         )
 
 
@@ -184,7 +187,7 @@ def take_global_scale(unit: str, fields: Mapping[str, Any], parts: dict[str, Ten
     if "global_scale" in fields or not _find_format(fields["format"]).has_global_scale:
         return None
     if unit not in parts:  # without it values would be larger or smaller by any factor
-        raise ValueError(f"its global scale, {unit}, is not there")
+        raise ValueError(f"its global scale, {brief(unit)}, is not there")
     return parts.pop(unit)
 
 

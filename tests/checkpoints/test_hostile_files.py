@@ -129,6 +129,78 @@ def test_descriptions_of_many_dimensions(key):
         checkpoints.native.join(tensors, json.dumps(fields))
 
 
+LONG = "x" * LARGE
+
+
+DESCRIPTIONS = {
+    "a long format": ("format", LONG),
+    "a format in a list": ("format", [LONG]),
+    "formats of numbers": ("format", [0] * LARGE),
+    "a long axis": ("axis", LONG),
+    "many axes": ("axis", [0] * LARGE),
+    "a large axis": ("axis", int("9" * 4300)),
+    "a long layout": ("scale_layout", LONG),
+    "a layout in a list": ("scale_layout", [LONG]),
+    "signs in a text": ("hadamard", LONG),
+    "many signs": ("hadamard", [1] * LARGE),
+    "a large seed": ("hadamard", int("9" * 4300)),
+    "many extents": ("shape", [1] * 60_000),
+    "a shape in a text": ("shape", LONG),
+    "a global scale in a text": ("global_scale", LONG),
+    "an encode scale in a text": ("encode_scale", LONG),
+    "a long value": ("encode_scale", {"shape": [1], "values": [LONG]}),
+    "a value of many digits": ("encode_scale", {"shape": [1], "values": ["0x1." + "0" * 20 + "1" * LARGE]}),
+    "many values": ("encode_scale", {"shape": [LARGE // 8], "values": ["0x1p0"] * (LARGE // 8)}),
+    "zero points of a long type": ("zero_points", LONG),
+    "a long field": (LONG, 0),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), DESCRIPTIONS.values(), ids=DESCRIPTIONS)
+def test_descriptions_of_any_length_have_short_messages(key, value):
+    q = dlfp4.quantize(np.ones((4, 32), np.float32), "nvfp4")
+    tensors, metadata = checkpoints.joining.split({"w": q}, None)
+    fields = json.loads(metadata["dlfp4"])
+    fields["tensors"]["w"][key] = value
+    tensors |= {"w_zero_points": q.scales}
+    with pytest.raises(ValueError, match=r"^w is") as caught:
+        checkpoints.native.join(tensors, json.dumps(fields))
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize("part", ["w", "w_scale", "w_scale_2"])
+def test_names_of_any_length_have_short_messages(part):
+    q = dlfp4.quantize(np.ones((4, 32), np.float32), "nvfp4")
+    tensors, metadata = checkpoints.joining.split({LONG: q}, None)
+    del tensors[LONG + part[1:]]
+    with pytest.raises(ValueError, match=r"^'xx.*\.\.\..*xx' is .* not there") as caught:
+        checkpoints.native.join(tensors, metadata["dlfp4"])
+    assert len(str(caught.value)) < 2000
+
+
+def test_indices_with_long_names_have_short_messages(tmp_path):
+    place = tmp_path / "model.safetensors.index.json"
+    checkpoints.save(tmp_path / "a", {LONG: np.zeros(1)})
+    for places, said in (
+        ({"w": LONG}, "names files that are not there: 'xx"),
+        ({"w": LONG + "/../.."}, "expected the name of a file beside the index"),
+        ({"w": "a"}, "w is missing in .*; 'xx.*xx' of .* is not in the index"),
+        ({LONG + "y": "a"}, "'xx.*xxy' is missing in .*; 'xx.*xx' of .* is not in the index"),
+    ):
+        place.write_text(json.dumps({"weight_map": places}))
+        with pytest.raises(ValueError, match=said) as caught:
+            checkpoints.load(tmp_path)
+        assert len(str(caught.value)) < 2000
+
+
+def test_a_warning_of_long_names_is_short():
+    tensors = {f"{LONG}.{number}.weight": dlfp4.empty((4, 4), "float8_e4m3fn") for number in range(5)}
+    tensors |= {f"{name}_scale": dlfp4.empty((7,), "float32") for name in tensors}
+    with pytest.warns(checkpoints.UnscaledWarning, match="and 2 more") as caught:
+        checkpoints.join_parts(tensors)
+    assert len(str(caught[0].message)) < 2000
+
+
 def test_global_scales_of_many_dimensions(tmp_path):
     q = dlfp4.quantize(np.ones((4, 32), np.float32), "nvfp4")
     for convention in (None, "modelopt", "compressed-tensors"):

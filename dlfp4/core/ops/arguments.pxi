@@ -5,7 +5,7 @@ cdef object parse_integer(value, str name):
     try:
         return PyNumber_Index(value)
     except TypeError:
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected an integer") from None
+        raise TypeError(f"{name}={in_short(value)} is of type {type(value).__name__}; expected an integer") from None
 
 
 def _parse_integer(value, name):
@@ -30,7 +30,7 @@ cdef bint parse_flag(value, str name) except -1:
         return value is True
     if isinstance(value, np.bool_):
         return bool(value)
-    raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected True or False")
+    raise TypeError(f"{name}={in_short(value)} is of type {type(value).__name__}; expected True or False")
 
 
 def _parse_flag(value, str name):

@@ -11,14 +11,14 @@ cdef uint32_t parse_hadamard(hadamard) except? 1:
         return 0
     if isinstance(hadamard, (int, np.integer)) and not isinstance(hadamard, (bool, np.bool_)):
         if not 0 <= hadamard < 1 << 64:
-            raise ValueError(f"hadamard={hadamard}: a seed is an integer from 0, below 2**64")
+            raise ValueError(f"hadamard={in_short(hadamard)}: a seed is an integer from 0, below 2**64")
         return dlfp4_rotation(hadamard)
     try:
         signs = [PyNumber_Index(sign) for sign in hadamard]
     except TypeError:
         signs = []
     if len(signs) != ROTATED_LENGTH or not set(signs) <= {-1, 1}:
-        raise ValueError(f"hadamard={hadamard!r}: expected a seed, or {ROTATED_LENGTH} signs, each 1 or -1")
+        raise ValueError(f"hadamard={in_short(hadamard)}: expected a seed, or {ROTATED_LENGTH} signs, each 1 or -1")
     for number, sign in enumerate(signs):
         if sign < 0:
             rotation |= <uint32_t> 1 << <int> number

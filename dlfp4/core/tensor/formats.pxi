@@ -36,7 +36,7 @@ def _find_format(format):
     """The row of a format or of its name; ValueError lists all names where there is none."""
     found = look_up(FORMATS, str(format))
     if found is None:
-        raise ValueError(f"format={format!r}: expected one of {', '.join(FORMATS)}"
+        raise ValueError(f"format={in_short(format)}: expected one of {', '.join(FORMATS)}"
                          f"{did_you_mean(str(format), FORMATS)}")
     if isinstance(format, Format) and format is not found:
         raise ValueError(f"format={format!r} is none that kernels know: expected a row of dlfp4.formats(), or its name")
@@ -103,8 +103,8 @@ def _buffers_of(shape, format, axis, scale_layout, pad, scale_dtype=None, global
         group, block = format.block
         blocks = f"the {group}x{block} blocks of {format.name}" if block else f"the whole bytes of {format.name}"
         raise ValueError(
-            f"shape {shape} along axis {axis}, {lines} lines of {length} elements, does not divide into {blocks}; pass "
-            f"pad=True to complete them with zeros, or pad the tensor")
+            f"shape {listed(shape)} along axis {axis}, {lines} lines of {length} elements, does not divide into "
+            f"{blocks}; pass pad=True to complete them with zeros, or pad the tensor")
     stored = length if format.block is None or may_be_short(format) else round_up(length, step_of(format))
     scales = scales_of_lines(format, lines, stored)
     transposed = axis == -2 and not is_subbyte(row_of_argument(format.element))   # against its lines
@@ -135,7 +135,7 @@ cdef tuple global_scales(tuple shape, format, axis, str per):
         return (lines,)
     if len(shape) < 3 or axis != -1:
         raise ValueError(f"a global scale for each matrix needs a stack (..., N, K) with blocks along axis -1; the "
-                         f"tensor has shape {shape} and blocks along axis {axis}")
+                         f"tensor has shape {listed(shape)} and blocks along axis {axis}")
     if shape[len(shape) - 2] % format.block[0]:
         raise ValueError(f"a global scale for each matrix of shape {shape[len(shape) - 2:]}: blocks of {format.name} "
                          f"span {format.block[0]} rows, which must divide those of a matrix")
@@ -171,7 +171,8 @@ cdef tuple as_lines(tuple shape, axis):
     if len(shape) > MAX_NDIM:
         raise ValueError(f"shape {listed(shape)}: a tensor has {MAX_NDIM} dimensions at most")
     if axis not in (-1, -2):
-        raise ValueError(f"axis={axis}: expected -1, blocks along the last axis, or -2, along all others as one")
+        raise ValueError(f"axis={in_short(axis)}: expected -1, blocks along the last axis, or -2, along all others as "
+                         f"one")
     if axis == -2 and len(shape) == 1:
         raise ValueError(f"axis=-2 of shape {shape}: blocks along columns need two dimensions; reshape the tensor")
     count_of([extent for extent in shape if isinstance(extent, int) and extent])   # without empty dimensions, too
@@ -190,7 +191,7 @@ cdef tuple scales_of_lines(format, lines, length):
 
 cdef int check_name_of_layout(layout) except -1:
     if not is_one_of(layout, SCALE_LAYOUTS):
-        raise ValueError(f"scale_layout={layout!r}: expected one of {', '.join(SCALE_LAYOUTS)}"
+        raise ValueError(f"scale_layout={in_short(layout)}: expected one of {', '.join(SCALE_LAYOUTS)}"
                          f"{did_you_mean(layout, SCALE_LAYOUTS)}")
     return 0
 
@@ -198,7 +199,7 @@ cdef int check_name_of_layout(layout) except -1:
 cdef inline str parse_layout(layout):
     """The name of a layout of scales that a caller gives; where it is looked up, unknown ones are refused."""
     if not isinstance(layout, str):
-        raise TypeError(f"scale_layout={layout!r} is of type {type(layout).__name__}; expected a string")
+        raise TypeError(f"scale_layout={in_short(layout)} is of type {type(layout).__name__}; expected a string")
     return str(layout)
 
 

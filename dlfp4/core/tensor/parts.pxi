@@ -89,10 +89,10 @@ cdef tuple global_scale_shape(Tensor self, format, int axis, tuple shape):
         return (lines,)
     if len(shape) > 2 and axis == -1 and self.size_ == count_of(shape[:len(shape) - 2]):
         return global_scales(shape, format, axis, "matrix")
-    stacked = f", or {shape[:len(shape) - 2]}, one a matrix" if len(shape) > 2 and axis == -1 else ""
+    stacked = f", or {listed(shape[:len(shape) - 2])}, one a matrix" if len(shape) > 2 and axis == -1 else ""
     per_line = f", or ({lines},), one a line of blocks" if format.block[0] == 1 else ""
-    raise ValueError(f"global_scale has shape {shape_of(self)}; expected one number{per_line}{stacked}, for {format} "
-                     f"of shape {shape} along axis {axis}")
+    raise ValueError(f"global_scale has shape {listed(shape_of(self))}; expected one number{per_line}{stacked}, for "
+                     f"{format} of shape {listed(shape)} along axis {axis}")
 
 
 cdef Tensor as_encode_scale(value):
@@ -136,8 +136,8 @@ cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):
     cdef tuple shape = buffer.shape
     cdef bint same_rows = self.dl.ndim <= 1 or not shape or self.dl.shape[self.dl.ndim - 1] == shape[len(shape) - 1]
     if self.size_ != count_of(buffer.shape) or not same_rows:
-        raise ValueError(f"{buffer.name} has shape {shape_of(self)}; {format} of shape {logical} needs "
-                         f"{buffer.shape} of {buffer.dtype}, or as many in one dimension")
+        raise ValueError(f"{buffer.name} has shape {listed(shape_of(self))}; {format} of shape {listed(logical)} "
+                         f"needs {buffer.shape} of {buffer.dtype}, or as many in one dimension")
     return self if has_shape(self, shape) else reshape_tensor(self, shape)
 
 
@@ -204,7 +204,8 @@ cdef double FLOAT32_INFINITE = 2.0**128 - 2.0**103   # from here on float32 roun
 def _as_float32(value, str name):
     """A number within the range of float32."""
     if not is_number(value):
-        raise TypeError(f"{name}={value!r} is of type {type(value).__name__}; expected a number, such as float({name})")
+        raise TypeError(f"{name}={in_short(value)} is of type {type(value).__name__}; expected a number, such as "
+                        f"float({name})")
     try:
         number = float(value)
     except OverflowError:

@@ -610,5 +610,5 @@ cdef int parse_axis(axis) except? -1:
     """-1 or -2."""
     number = parse_integer(axis, "axis")
     if number not in (-1, -2):
-        raise ValueError(f"axis={axis}: blocks run along -1, the last axis, or -2, the others as one")
+        raise ValueError(f"axis={in_short(axis)}: blocks run along -1, the last axis, or -2, the others as one")
     return number
