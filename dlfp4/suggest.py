@@ -20,7 +20,9 @@ def is_one_of(given: object, choices: Container[Any]) -> bool:
 def did_you_mean(given: object, names: Iterable[str]) -> str:
     """A suffix for an error message about an unknown name: the nearest name, or "" where none is near."""
     known = list(names)
-    near = close_to(given, known) if isinstance(given, str) and given and known else ()
+    if not isinstance(given, str) or not 0 < len(given) <= 2 * max(map(len, known), default=0):
+        return ""  # a text that is longer is like none, and of megabytes takes minutes to compare
+    near = close_to(given, known)
     if not near:
         return ""
     best = max(near, key=lambda name: (likeness(str(given), name), -known.index(name)))  # of equal ones the first
