@@ -8,16 +8,16 @@ except ModuleNotFoundError as _error:
     if _error.name != "dlfp4._core":
         raise
     raise ModuleNotFoundError(
-        f"{__path__[0]} has no compiled core. Is that a checkout, in which Python was started? It looks there first, "
-        "and then among installed packages: start it in another folder, or as python -P",
+        f"{__path__[0]} has no compiled core. Python was probably started inside a checkout, which shadows the "
+        "installed package: start it in another folder, or as python -P",
         name=_error.name,
     ) from None
 except ImportError as _error:
     if "Interpreter change" not in str(_error):  # as Cython says it
         raise
     raise ImportError(
-        "dlfp4 was imported in another interpreter of this process first, and its core serves one a process: import "
-        "it in the main interpreter alone (mod_wsgi: WSGIApplicationGroup %{GLOBAL}), or use processes"
+        "dlfp4 was imported in another interpreter of this process first, and its core serves only one interpreter of "
+        "a process: import it in the main interpreter only (mod_wsgi: WSGIApplicationGroup %{GLOBAL}), or use processes"
     ) from _error
 
 from dlfp4._core import (

@@ -27,8 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one of the commands and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m dlfp4", description=dlfp4.__doc__)
     parsers = parser.add_subparsers(dest="command")
-    parsers.add_parser("info", help="how dlfp4 was built, and what this machine has")
-    flags = parsers.add_parser("config", help="what compiling and linking C and C++ against libdlfp4 takes")
+    parsers.add_parser("info", help="show how dlfp4 was built, and what this machine has")
+    flags = parsers.add_parser("config", help="print the flags for compiling and linking C and C++ against libdlfp4")
     for name, what in (("cflags", "for compilers"), ("libs", "for linkers"), ("cmakedir", "CMake's dlfp4_DIR")):
         flags.add_argument(f"--{name}", action="append_const", dest="names", const=name, help=what)
     tried = parsers.add_parser("matrix", help="try every installed framework and element type, both ways")
@@ -38,8 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--dtype", action="append", choices=matrix.ROWS, metavar="DTYPE", help="only this one (repeatable)"
     )
     add_quantize(parsers.add_parser("quantize", help="quantize the weights of a model"))
-    add_convert(parsers.add_parser("convert", help="store a quantized model as another convention stores it"))
-    looked = parsers.add_parser("inspect", help="how a model is quantized, and what in it breaks engines")
+    add_convert(parsers.add_parser("convert", help="store a quantized model by another convention"))
+    looked = parsers.add_parser("inspect", help="show how a model is quantized, and flag what breaks inference engines")
     looked.add_argument("source", metavar="MODEL", help="a safetensors file, or the folder of a model")
     looked.add_argument("--json", action="store_true", dest="as_json", help="print JSON instead of a table")
     bench = parsers.add_parser("bench", help="run the benchmarks of a source checkout")
@@ -75,7 +75,7 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
     patterns = "a module such as lm_head, a shell pattern, or re: and a regular expression (repeatable)"
     for name, what in (("include", "only"), ("exclude", "no")):
         parser.add_argument(
-            f"--{name}", action="append", default=[], metavar="NAME", help=f"{what} tensors of such names: {patterns}"
+            f"--{name}", action="append", default=[], metavar="NAME", help=f"{what} tensors with such names: {patterns}"
         )
     for name in ("embeddings", "heads", "routers"):
         parser.add_argument(f"--include-{name}", action="store_true", help=f"quantize {name}, too")
@@ -83,13 +83,13 @@ def add_quantize(parser: argparse.ArgumentParser) -> None:
         "--axis",
         type=int,
         choices=(-1, -2),
-        help="over which products with stacks of experts sum: -1 for (experts, out, in), -2 for (experts, in, out); "
-        "default: as their shapes tell",
+        help="the axis that is summed over in stacks of experts: -1 for (experts, out, in), -2 for (experts, in, out); "
+        "default: inferred from their shapes",
     )
     parser.add_argument(
         "--convention",
         choices=checkpoints.CONVENTIONS,
-        help="store the parts as these do; default: as dlfp4.checkpoints.save",
+        help="the project whose storage convention to use; default: that of dlfp4.checkpoints.save",
     )
 
 
@@ -109,16 +109,16 @@ def add_convert(parser: argparse.ArgumentParser) -> None:
 def add_places(parser: argparse.ArgumentParser, what: str) -> None:
     """Where a model lies, and where the new one shall lie."""
     parser.add_argument("source", metavar="MODEL", help=what)
-    where = "a file for a file, a folder for a folder"
+    where = "where to write: a file for a file, a folder for a folder"
     parser.add_argument("-o", "--output", dest="target", required=True, metavar="OUTPUT", help=where)
-    jobs = "files of a folder to work on at once, a process each (default: 1)"
+    jobs = "how many files of a folder to work on at once, each in its own process (default: 1)"
     parser.add_argument("--jobs", type=one_or_more, default=1, metavar="N", help=jobs)
 
 
 def one_or_more(text: str) -> int:
     """A number of jobs; argparse says which argument is wrong, and shows it."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 

@@ -547,7 +547,9 @@ def calibrate(
         raise ValueError("x has no tensors; pass one, or several in a list")
     magnitudes = np.concatenate([np.abs(each).reshape(-1) for each in tensors])
     if not magnitudes.max(initial=0) <= np.finfo(np.float32).max:
-        raise ValueError("x has NaN, infinities or numbers beyond float32, of which no scale follows; leave them out")
+        raise ValueError(
+            "x has NaN, infinities or numbers beyond float32, from which no scale can be computed; leave them out"
+        )
     if method == "percentile" and magnitudes.size:
         return scale_of(float(np.percentile(magnitudes, percentile)), row, recipe)
     largest = scale_of(float(magnitudes.max(initial=0)), row, recipe)

@@ -80,7 +80,7 @@ class ScaledTensorType(pa.ExtensionType):  # type: ignore[misc]
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> ScaledTensorType:
         if storage_type != _STORAGE:
             raise ValueError(
-                f"{_NAME} stored as {storage_type}: expected {_STORAGE}; it is of another version of dlfp4"
+                f"{_NAME} stored as {storage_type}: expected {_STORAGE}; it was written by another version of dlfp4"
             )
         return cls()
 

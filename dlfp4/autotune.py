@@ -161,7 +161,7 @@ def default_path() -> Path:
         import platformdirs
     except ImportError as error:
         raise ImportError(
-            "autotune() keeps its file where platformdirs says; install that, or give cache=path"
+            "autotune() asks platformdirs where to keep its file; install platformdirs, or pass cache=path"
         ) from error
     return Path(platformdirs.user_cache_path("dlfp4")) / "autotune.json"
 
@@ -293,7 +293,9 @@ def passing(problem: Problem, pairs: Sequence[Pair], out: Tensor, clock: Clock) 
         else:
             right.append((row, tactic))
     if not right:
-        raise BackendError("autotune: no candidate multiplies these operands as it should:\n  " + "\n  ".join(reasons))
+        raise BackendError(
+            "autotune: no candidate gives a correct result for these operands:\n  " + "\n  ".join(reasons)
+        )
     return right
 
 
@@ -371,7 +373,7 @@ def warn_once(path: Path, error: Exception) -> None:
     if path not in WARNED:
         WARNED.add(path)
         warnings.warn(
-            f"{path} is no cache of autotune() ({type(error).__name__}: {error}) and is ignored; delete it, or give "
+            f"{path} is not a cache of autotune() ({type(error).__name__}: {error}) and is ignored; delete it, or give "
             f"another cache",
             RuntimeWarning,
             stacklevel=5,

@@ -26,7 +26,7 @@ def as_path(what: str, path: object) -> Path:
     if path == "":
         raise FileNotFoundError(errno.ENOENT, f"{what} is an empty name; the current folder is '.'", "")
     if "\0" in str(path):
-        raise ValueError(f"{what} is {path!r}; expected a name, which has no NUL in it")
+        raise ValueError(f"{what} is {path!r}; expected a name without NUL characters")
     return Path(path)
 
 

@@ -547,5 +547,5 @@ def code_of_scale(format: Format, scale: float | None) -> int:
         return 0
     stored = np.array(scale, np.float32).astype(format.scale)
     if float(stored) != float(scale):
-        raise ValueError(f"scale_floor={scale!r} is no value of {format.scale}, the type of {format}'s scales")
+        raise ValueError(f"scale_floor={scale!r} is not a value of {format.scale}, the type of {format}'s scales")
     return int(stored.view(np.uint8))

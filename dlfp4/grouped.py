@@ -231,7 +231,7 @@ def make_routing(
     if tokens is not None:
         tokens = as_count(tokens)
         if x.shape[0] != rows:
-            raise ValueError(f"x has {x.shape[0]} rows and indices {rows}: with tokens both are of the same rows")
+            raise ValueError(f"x has {x.shape[0]} rows, but indices has {rows}; with tokens, both need the same number")
     return Routing(ends, places, factors, tokens)
 
 
@@ -275,7 +275,7 @@ def shape_of_result(x: Operand, w: Operand, routing: Routing) -> tuple[int, int]
 
 def refuse_depth(of_x: tuple[int, ...], depth: int) -> Never:
     """Of operands whose sums differ in length."""
-    raise ValueError(f"x has shape {of_x}, w {depth} as K: expected (rows, K) and (experts, K, N)")
+    raise ValueError(f"x has shape {of_x}, but K of w is {depth}; expected (rows, K) and (experts, K, N)")
 
 
 def check_operands(problem: Problem, routing: Routing) -> None:

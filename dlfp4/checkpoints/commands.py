@@ -129,7 +129,7 @@ def left_over(files: Files) -> list[str]:
     what = {
         "they hold other weights": folders.left_out(files),
         "they are indices of other weights": folders.indices_left_out(files),
-        "they are no files": folders.no_files(files),
+        "they are not regular files": folders.no_files(files),
     }
     return [f"not carried over, as {reason}: {listed(names)}" for reason, names in what.items() if names]
 

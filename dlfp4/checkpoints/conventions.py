@@ -424,7 +424,7 @@ def check_convention(convention: str) -> None:
 
 def why_no_stack(convention: str) -> str:
     """The word that loaders of a convention know no stacks of experts, or "" where they do."""
-    return f"loaders of {convention} know no stacks" if convention in BY_LAYER else ""
+    return f"loaders of {convention} do not support stacks" if convention in BY_LAYER else ""
 
 
 def caution(name: str, format: Format, convention: str | None) -> str:
@@ -556,7 +556,7 @@ def as_powers(name: str, scales: Tensor) -> Tensor:
     before, after = (dlfp4.cast(each, "float32").to_device("cpu").to_numpy() for each in (scales, stored))
     if (before != after).any():
         raise ValueError(
-            f"{name} has scales that are no powers of two, but e8m0 stores them; quantize with recipe='deepseek-ue8m0'"
+            f"{name} has scales that are not powers of two, but e8m0 stores them; quantize with recipe='deepseek-ue8m0'"
         )
     return stored
 
@@ -572,7 +572,7 @@ def stored_unit(name: str, q: ScaledTensor, spelling: Spelling) -> Tensor | None
             )
         return None
     if unit is not None and unit.size > 1 and unit.size != count_elements(q.shape[:-2]):
-        raise ValueError(f"{name} has a global scale a row, but {spelling.convention} stores one a matrix")
+        raise ValueError(f"{name} has a global scale per row, but {spelling.convention} stores one per matrix")
     if not spelling.encodes:
         return as_unit(np.ones((), np.float32) if unit is None else unit, q, spelling)
     encode_scale = kept_encode_scale(q)

@@ -79,7 +79,7 @@ def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
             array = library.GGUFValueType.ARRAY
             fields = {key: field.contents() for key, field in reader.fields.items() if array not in field.types}
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no GGUF file, or damaged: {error}") from error
+        raise ValueError(f"{path} is not a GGUF file, or is damaged: {error}") from error
     scales = {scale_name(name) for name, entry in entries.items() if entry.tensor_type.name == "NVFP4"}
     tensors = {}
     for name, entry in entries.items():
@@ -157,7 +157,7 @@ def check(q: ScaledTensor) -> None:
     if q.axis != -1:
         raise ValueError(f"blocks run along axis {q.axis}; ggml's run along the last axis")
     if q.global_scale is not None and q.global_scale.size not in (1, count_elements(q.shape[:-2])):
-        raise ValueError("it has a global scale a row, but GGUF files have one a matrix")
+        raise ValueError("it has a global scale per row, but GGUF files have one per matrix")
 
 
 def write(

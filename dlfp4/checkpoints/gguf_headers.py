@@ -155,7 +155,7 @@ class Walk:
     def skip(self, count: int, *, move: bool = True) -> None:
         """Go on by so many bytes."""
         if count > self.left:
-            raise ValueError(f"{count} bytes are to follow, and {self.left} are left")
+            raise ValueError(f"{count} bytes should follow, but {self.left} are left")
         self.left -= count
         if move:
             self.file.seek(count, 1)

@@ -340,7 +340,7 @@ def flags_of_global(name: str, q: ScaledTensor) -> Iterator[Flag]:
     if bad.size:
         encoded = None if q.encode_scale is None else numbers_of(q.encode_scale).reshape(-1)
         stored = "" if encoded is None else f", stored as {encoded[bad[0]]:g}"
-        yield Flag("global scale that is no positive number", name, f"{units[bad[0]]:g}{stored}")
+        yield Flag("global scale that is not a positive number", name, f"{units[bad[0]]:g}{stored}")
         return
     largest = float(units.max(initial=0)) * 6 * largest_scale(q)
     if largest > LARGEST_NVFP4:

@@ -168,7 +168,7 @@ def model_of_config(config: Mapping[str, Any] | None) -> Model:
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise ValueError(f"model_type is {shown(kind)}; known are {', '.join(ARCHITECTURES)}")
     if rope_of(config).get("rope_type", rope_of(config).get("type", "default")) != "default":
-        raise ValueError("its rotary embeddings are scaled, for which llama.cpp wants a tensor of its own")
+        raise ValueError("its rotary embeddings are scaled, for which llama.cpp needs an extra tensor")
     fields: dict[str, int | float] = {method: count_of(config, key) for method, key in COUNTS.items()}
     heads = count_of(config, "num_attention_heads")
     kv_heads = heads if config.get("num_key_value_heads") is None else count_of(config, "num_key_value_heads")
@@ -186,7 +186,7 @@ def model_of_config(config: Mapping[str, Any] | None) -> Model:
 def experts_of_config(config: Mapping[str, Any], architecture: str) -> tuple[int, dict[str, int | float]]:
     """How many experts a layer has, and what a GGUF file says of them; ValueError where llama.cpp has others."""
     if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise ValueError("some of its layers have no experts, which llama.cpp does not know of such models")
+        raise ValueError("some of its layers have no experts, which llama.cpp does not support in such models")
     normalizes = config.get("norm_topk_prob", False)
     if architecture in NORMALIZES and normalizes is not NORMALIZES[architecture]:
         raise ValueError(f"norm_topk_prob is {shown(normalizes)}; llama.cpp computes as if it were {not normalizes}")
@@ -245,7 +245,7 @@ def names_of(
 ) -> tuple[dict[str, str], dict[str, int]]:
     """`names` and `heads` of a Naming; ValueError where the tensors are not a model's of that kind."""
     if model.layers > len(tensors):
-        raise ValueError(f"there are {len(tensors)} tensors, fewer than the {model.layers} layers that it is to have")
+        raise ValueError(f"there are {len(tensors)} tensors, fewer than the {model.layers} layers that it should have")
     names: dict[str, str] = {}
     heads: dict[str, int] = {}
     for theirs, ours in modules_of(library, model):
@@ -272,7 +272,7 @@ def stacks_of(
         return {}
     wanted = model.layers * model.experts
     if to_gguf and wanted > len(tensors):
-        raise ValueError(f"there are {len(tensors)} tensors, fewer than the {wanted} experts that it is to have")
+        raise ValueError(f"there are {len(tensors)} tensors, fewer than the {wanted} experts that it should have")
     block, projections = EXPERTS[model.architecture]
     known = name_map(library, model)
     stacks: dict[str, list[str]] = {}
@@ -331,7 +331,7 @@ def check_members(tensors: Mapping[str, Tensor | ScaledTensor], names: list[str]
 def check_stack(name: str, shape: tuple[int, ...], experts: int) -> None:
     """ValueError where a tensor is no stack of so many matrices."""
     if len(shape) != 3 or shape[0] != experts:
-        raise ValueError(f"{name} has shape {shape}, which is no stack of {experts} experts")
+        raise ValueError(f"{name} has shape {shape}, which is not a stack of {experts} experts")
 
 
 def stacked(experts: list[Any]) -> Tensor | ScaledTensor:

@@ -180,7 +180,7 @@ def read_index(index: Path) -> dict[str, str]:
     content = read_json(index)
     places = content.get("weight_map")
     if not isinstance(places, dict):
-        raise ValueError(f"{index} is no index of a model: it has no object called weight_map")
+        raise ValueError(f"{index} is not the index of a model: it has no object called weight_map")
     for name, file in places.items():
         if not isinstance(file, str) or not is_inside(file):
             raise ValueError(
@@ -247,7 +247,7 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
         for name in names:
             if name in places and name != MARKER:  # which says of each file what it holds
                 raise ValueError(
-                    f"{brief(name)} is doubled: it lies in {places[name]} and in {path}; leave out the one that does "
+                    f"{brief(name)} is stored twice, in {places[name]} and in {path}; leave out the one that does "
                     f"not belong to the model"
                 )
             places[name] = path
@@ -264,7 +264,7 @@ def check_names(files: Files, found: Mapping[str, Iterable[str]]) -> None:
         renamed = "; were they renamed?" if wrong and unknown else ""
         raise ValueError(
             f"{files.index} does not fit its files: {'; '.join(map(first_of, filter(None, (wrong, unknown))))}{renamed}"
-            "; take the index away, or give the list of the files, to read what they hold"
+            "; delete the index, or give the list of the files, to read what they hold"
         )
 
 

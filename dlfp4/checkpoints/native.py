@@ -113,7 +113,7 @@ def parse_float32(text: str) -> float:
     """A number as :func:`described_scale` writes it; ValueError where float32 does not hold it."""
     number = float.fromhex(text)
     if math.isfinite(number) and not (abs(number) <= MOST_FLOAT32 and float(np.float32(number)) == number):
-        raise ValueError(f"its encode scale has the value {shown(text)}, which is no float32 number")
+        raise ValueError(f"its encode scale has the value {shown(text)}, which is not a float32 number")
     return number
 
 

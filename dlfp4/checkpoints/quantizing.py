@@ -144,7 +144,7 @@ def quantize_model(
     ...     for outcome in dlfp4.checkpoints.quantize_model(source, target, "nvfp4"):
     ...         print(outcome.name, outcome.format or outcome.reason)
     up_proj.weight nvfp4
-    ids int64: no float32, bfloat16 or float16
+    ids int64: not float32, bfloat16 or float16
     """
     chosen = _find_format(format)
     folders.check_callers(executor, report)

@@ -156,9 +156,9 @@ class Model:
         """Why a tensor counts as already quantized, or as a part of what is; "" where it does not."""
         dtype, shape = self.shapes[name]
         if holds_codes(name, dtype, shape):
-            return f"{dtype}: already quantized, or no weight"
+            return f"{dtype}: already quantized, or not a weight"
         if dtype not in FLOATS:
-            return f"{dtype}: no float32, bfloat16 or float16"
+            return f"{dtype}: not float32, bfloat16 or float16"
         if is_part(name):
             return "part of a quantized tensor"
         owner = self.owner_of(name)
@@ -209,7 +209,7 @@ class Model:
         """Why a float tensor is no linear layer's weight, or is kept all the same; "" where neither holds."""
         shape = self.shapes[name][1]
         if len(shape) not in (2, 3):
-            return f"{len(shape)} dimension{'s' if len(shape) != 1 else ''}: no matrix"
+            return f"{len(shape)} dimension{'s' if len(shape) != 1 else ''}: not a matrix"
         what = self.role_of(name) or self.role_by_shape(name)
         options = {role.what: role.option for role in ROLES}
         if what:

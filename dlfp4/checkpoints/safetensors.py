@@ -80,7 +80,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
     with open_file(as_path("path", path)) as file:
         size = os.fstat(file.fileno()).st_size
         if size < LENGTH:
-            raise ValueError(f"{path} is no safetensors file: it has {size} bytes, expected at least {LENGTH}")
+            raise ValueError(f"{path} is not a safetensors file: it has {size} bytes, expected at least {LENGTH}")
         flags, protection = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         memory = mmap.mmap(file.fileno(), size, flags=flags, prot=protection, **UNTRACKED)
     return make_views(memory, str(path))
@@ -96,7 +96,7 @@ def read_bytes(content: bytes | bytearray | memoryview) -> tuple[dict[str, Tenso
     """
     memory = memoryview(content).cast("B")
     if len(memory) < LENGTH:
-        raise ValueError(f"the bytes are no safetensors file: {len(memory)} of them, expected at least {LENGTH}")
+        raise ValueError(f"the bytes are not a safetensors file: {len(memory)} of them, expected at least {LENGTH}")
     return make_views(memory, "the bytes")
 
 
@@ -112,7 +112,7 @@ def make_views(memory: mmap.mmap | memoryview, what: str) -> tuple[dict[str, Ten
                 f"{what} is a zip archive, as torch.save writes them; expected safetensors: read it by torch.load, and "
                 f"give its tensors to dlfp4.checkpoints.save"
             ) from error
-        raise ValueError(f"{what} is no safetensors file, or damaged: {error}") from error
+        raise ValueError(f"{what} is not a safetensors file, or is damaged: {error}") from error
 
 
 def parse(memory: mmap.mmap | memoryview) -> tuple[list[Entry], dict[str, str], int]:
@@ -347,7 +347,7 @@ def check_storable(name: str, tensor: Tensor) -> None:
     if dtype in base.SUBBYTE and not tensor.packed:
         raise ValueError(f"{name}: {dtype} with one element a byte cannot be saved; call dlfp4.pack first")
     if tensor.size * item_bits(dtype) % 8:
-        raise ValueError(f"{name}: {tensor.size} elements of {dtype} are no whole number of bytes; pad the last axis")
+        raise ValueError(f"{name}: {tensor.size} elements of {dtype} do not fill whole bytes; pad the last axis")
 
 
 def compact(tensor: Tensor) -> Tensor:

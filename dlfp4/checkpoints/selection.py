@@ -288,7 +288,7 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
     return replace(
         choice,
         quantized=False,
-        reason=f"{turned[-1]} elements along axis {choice.axis} are no whole blocks of {format}",
+        reason=f"{turned[-1]} elements along axis {choice.axis} do not divide into blocks of {format}",
     )
 
 
@@ -309,13 +309,13 @@ def look_for(choice: Choice, ndim: int, convention: str | None, names_stacks: bo
 def why_unloadable(choice: Choice, ndim: int, convention: str, names_stacks: bool) -> str:
     """Why loaders of the convention would leave the values of a tensor to chance; "" where they do not."""
     if convention == GPT_OSS:
-        return "" if ndim == 3 else f"{GPT_OSS} has quantized experts alone"
+        return "" if ndim == 3 else f"{GPT_OSS} quantizes experts only"
     if ndim == 3:
         return "" if names_stacks else why_no_stack(convention)
     if choice.axis == -2 and convention not in TURNING:
         return f"stored as (in, out), which loaders of {convention} do not expect"
     if module_of(choice.name) and last(choice.name) != "weight":
-        return f"no weight of a module, which loaders of {convention} look for"
+        return f"not a weight of a module, which loaders of {convention} look for"
     return ""
 
 
@@ -377,7 +377,7 @@ def as_test(option: str, pattern: str) -> Callable[[str], bool]:
         try:
             expression = re.compile(pattern.removeprefix("re:"))
         except re.error as error:
-            raise ValueError(f"{option}={pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"{option}={pattern!r} is not a regular expression: {error}") from None
         return lambda name: any(expression.match(each) for each in (name, name.rpartition(".")[0]))
     if any(character in pattern for character in "*?["):
         return lambda name: any(fnmatchcase(each, pattern) for each in paths(name))

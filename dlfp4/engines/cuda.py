@@ -65,7 +65,7 @@ def refuses_activations(a: Operand) -> str | None:
     """Whether a has a type that tensor cores multiply with nothing lost."""
     if isinstance(a, ScaledTensor):
         if common.scales_lines(a):
-            return f"a, {summary(a)}, has a scale for each of its lines; the kernels read one of the tensor"
+            return f"a, {summary(a)}, has a scale for each of its lines; the kernels read one for the whole tensor"
         if a.axis != -1:
             return f"the blocks of a, {summary(a)}, run across the products' sums; quantize a along its last axis"
         return None if common.exact_types(a) != ("float32",) else f"{a.format} has no exact form of 16 bits"

@@ -214,9 +214,11 @@ def not_capable(machine: Machine, oldest: tuple[int, int]) -> str | None:
     if machine.capability is not None and machine.capability >= oldest:
         return None
     here = (
-        "is no CUDA device" if machine.capability is None else f"has compute capability {version(machine.capability)}"
+        "is not a CUDA device"
+        if machine.capability is None
+        else f"has compute capability {version(machine.capability)}"
     )
-    return f"what holds the operands {here}; expected compute capability {version(oldest)} or later"
+    return f"the device of the operands {here}; expected compute capability {version(oldest)} or later"
 
 
 def version(numbers: tuple[int, int]) -> str:
@@ -309,7 +311,7 @@ def refuses_scales_of_lines(problem: Problem) -> str | None:
     """Which operand has scales of lines, where kernels read one of the tensor."""
     for name, x in (("a", problem.a), ("b", problem.b)):
         if scales_lines(x):
-            return f"{name}, {summary(x)}, has a scale for each of its lines; expected one of the tensor"
+            return f"{name}, {summary(x)}, has a scale for each of its lines; expected one for the whole tensor"
     return None
 
 

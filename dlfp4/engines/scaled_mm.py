@@ -72,7 +72,7 @@ def refuses_shapes(problem: Problem) -> str | None:
 def only_by_name(problem: Problem, machine: Machine) -> str:  # noqa: ARG001
     """Sums that may miss matmul's error bound."""
     if machine.capability is not None and machine.capability[0] < 10:
-        return "this GPU keeps some 14 bits of sums of FP8 products, which can miss matmul's error bound"
+        return "this GPU keeps about 14 bits of sums of FP8 products, which can miss matmul's error bound"
     return "no test holds its sums on this GPU to matmul's error bound"
 
 

@@ -82,7 +82,7 @@ def format_of(x: Any) -> Any:
         if (row.element.name, row.kind, row.block, row.repeats_scales) == (element, kind, (1, x.block_size), False):
             return row
     raise ValueError(
-        f"{type(x).__name__} with {x.block_size} elements of {element or x.elem_dtype} a block is no format of dlfp4"
+        f"{type(x).__name__} with {x.block_size} elements of {element or x.elem_dtype} a block is not a format of dlfp4"
     )
 
 
@@ -120,8 +120,8 @@ def to_torchao(q: ScaledTensor, dtype: Any = "bfloat16") -> Any:
         )
     if q.global_scale is not None and q.global_scale.size not in (1, count_elements(q.shape[:-2])):
         raise ValueError(
-            f"{summary(q)} has a global scale a row, and torchao's tensors have one a matrix; q.to(dlfp4.Recipe()) has "
-            f"one, and other codes"
+            f"{summary(q)} has a global scale per row, and torchao's tensors have one per "
+            f"matrix; q.to(dlfp4.Recipe()) has one, and other codes"
         )
     if q.data.shape[-1] != q.shape[-1] or q.ndim < 2:
         raise ValueError(f"{summary(q)}: torchao's tensors are matrices of whole blocks, or stacks of such")

@@ -111,7 +111,9 @@ def read_mxfp8(x: Any) -> ScaledTensor:
     parts = columns_of(x)
     rows, columns = count_elements(parts.data.shape[:-1]), parts.data.shape[-1]
     if getattr(x, "_with_gemm_swizzled_scales", False):
-        raise ValueError(f"{type(x).__name__} has swizzled scales along columns alone, in an order that dlfp4 has not")
+        raise ValueError(
+            f"{type(x).__name__} has swizzled scales along columns alone, in an order that dlfp4 does not support"
+        )
     scales = asarray(parts.scales)[: -(-rows // 32), :columns]
     return ScaledTensor.from_parts(asarray(parts.data).reshape((rows, columns)), scales, format=format, axis=-2)
 

@@ -122,7 +122,7 @@ def multiply_on_cuda(*arrays: Any, operands: Protos, options: Options, **params:
     """A product of decoded operands, by XLA's own."""
     told, split = dict(options), len(operands[0].buffers())
     if told["activation"] is not None:
-        raise ValueError(f"activation={told['activation']!r} is of hosts; leave it out on CUDA devices")
+        raise ValueError(f"activation={told['activation']!r} is for the host only; omit it on CUDA devices")
     sides = (slice(split), slice(split, None))
     left, right = (
         decode_all(proto, told["out_dtype"], arrays[side], params["batched"][side])
@@ -137,7 +137,7 @@ def multiply_groups_on_cuda(*arrays: Any, operands: Protos, options: Options, **
     """A product by experts of decoded operands, by XLA's own."""
     told = dict(options)
     if told["activation"] is not None:
-        raise ValueError(f"activation={told['activation']!r} is of hosts; leave it out on CUDA devices")
+        raise ValueError(f"activation={told['activation']!r} is for the host only; omit it on CUDA devices")
     one = functools.partial(multiply_decoded_groups, operands, told)
     axes = tuple(0 if varies else None for varies in params["batched"])
     return [jax.vmap(one, in_axes=axes)(*arrays) if any(params["batched"]) else one(*arrays)]

@@ -274,7 +274,7 @@ class ScaledArray:
 def refusal_as_array(q: ScaledArray) -> str:
     """What to do instead of taking a tensor of several arrays for one."""
     return (
-        f"{q!r} is no array: its codes mean nothing without their scales; .dequantize() gives its values, "
+        f"{q!r} is not an array: its codes mean nothing without their scales; .dequantize() gives its values, "
         f"dlfp4.asarray takes it whole, and jax.numpy.zeros_like and its kind need a dtype"
     )
 

@@ -49,8 +49,8 @@ def offer(q: ScaledTensor, mesh: Any, shape: Shape) -> tuple[tuple[torch.Tensor,
     shards = mesh.size()
     if shape[1:] != tuple(q.shape[1:]) or shape[0] != q.shape[0] * shards:
         raise ValueError(
-            f"a quantized weight of shape {shape} on {shards} processes: {described(q)} is no equal share of its rows; "
-            f"let their number be a multiple of processes times the rows of a block, and shard along dimension 0"
+            f"a quantized weight of shape {shape} on {shards} processes: {described(q)} is not an equal share of its "
+            f"rows; let their number be a multiple of processes times the rows of a block, and shard along dimension 0"
         )
     parts = tuple(sent(q, shape, shards))
     whole = Whole(shape, shards, tuple(part._replace(memory=part.memory.to("meta")) for part in parts))
@@ -60,7 +60,9 @@ def offer(q: ScaledTensor, mesh: Any, shape: Shape) -> tuple[tuple[torch.Tensor,
 def parts_to_send(q: ScaledTensor) -> dict[str, torch.Tensor]:
     """The parts of a tensor by name; ValueError for a prepared one, whose order kernels know, and other devices not."""
     if q.encoding.prepared is not None:
-        raise ValueError(f"{described(q)} to other processes: prepared, it is more than its parts; prepare=False")
+        raise ValueError(
+            f"{described(q)} cannot go to other processes: prepared, it is more than its parts; use prepare=False"
+        )
     return present(q)
 
 

@@ -383,7 +383,7 @@ def register_gradient(call: Call, kernel: Callable[..., Any], library: torch.lib
 
     def without_gradient(keyset: Any, *args: Any, out: Any) -> None:
         if is_followed(*args, out):
-            raise RuntimeError(f"{name}(out=...) has no gradient, and an argument requires one: leave out away")
+            raise RuntimeError(f"{name}(out=...) has no gradient, and an argument requires one: omit `out=`")
         with torch._C._AutoDispatchBelowAutograd():
             op_out.redispatch(keyset & torch._C._after_autograd_keyset, *args, out=out)
 

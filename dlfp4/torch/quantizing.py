@@ -111,7 +111,7 @@ def quantize_(
         reasons = "; ".join(f"{choice.name}: {without_flag(choice.reason)}" for choice in list(choices.values())[:3])
         reasons = reasons or "it has no parameters"
         raise ValueError(
-            f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); include names some"
+            f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); name some in include"
         )
     how: dict[str, Any] = {"format": format, "convention": convention, "recipe": recipe}
     turned = {name for name, choice in chosen.items() if lies_across(tensors[name], choice, convention)}

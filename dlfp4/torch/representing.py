@@ -216,7 +216,7 @@ def unpacked(shape: tuple[Any, ...], name: str) -> tuple[Any, ...]:
     *leading, extent = shape
     bits = SUBBYTE[name]
     if extent * 8 % bits:
-        raise ValueError(f"rows of {extent} bytes are no whole number of {name}")
+        raise ValueError(f"rows of {extent} bytes do not divide into elements of {name}")
     return (*leading, extent * 8 // bits)
 
 

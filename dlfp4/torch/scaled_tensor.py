@@ -371,7 +371,7 @@ def decomposed(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return result
 
 
-REMEDY = "its codes are no numbers to PyTorch; call .dequantize() for the values, and quantize the result again"
+REMEDY = "its codes are not numbers to PyTorch; call .dequantize() for the values, and quantize the result again"
 
 
 def as_bytes(part: torch.Tensor) -> torch.Tensor:

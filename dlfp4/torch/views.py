@@ -461,7 +461,7 @@ def one_of(q: ScaledTensor, dim: int, index: int) -> ScaledTensor:
     place = dim % q.dim()
     if place >= q.dim() - 2:
         raise NotImplementedError(
-            f"{described(q)} is no stack along dimension {dim}: take a slice of whole blocks, or call .dequantize()"
+            f"{described(q)} is not a stack along dimension {dim}: take a slice of whole blocks, or call .dequantize()"
         )
     first = index + q.shape[place] if index < 0 else index
     part = cut(q, place, first, first + 1)

@@ -481,7 +481,7 @@ def test_one_of_a_stack(name):
         assert taken[0].data.data_ptr == whole.data.data_ptr
         assert whole[-1].dequantize().to_numpy().tobytes() == values[-1].tobytes()
     assert dlfp4.matmul(x[0, 0, :4], q[1][1].mT).shape == (4, 128)
-    with pytest.raises(TypeError, match="no stack"):
+    with pytest.raises(TypeError, match="not a stack"):
         q[0][0][0]
     with pytest.raises(IndexError, match="index 3 is out of bounds"):
         q[3]

@@ -530,7 +530,7 @@ def test_scale_floors():
     x[0], x[1, 0] = 6, 2.0**-20
     q = dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(scale_floor=2.0**-10, zero_scale=5))
     assert codes_of(q.scales).ravel().tolist() == [127, 117, 5]
-    with pytest.raises(ValueError, match=r"scale_floor=0\.3 is no value of float8_e8m0fnu"):
+    with pytest.raises(ValueError, match=r"scale_floor=0\.3 is not a value of float8_e8m0fnu"):
         dlfp4.quantize(x, "mxfp4", recipe=dlfp4.Recipe(scale_floor=0.3))
 
 

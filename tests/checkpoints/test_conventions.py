@@ -395,10 +395,10 @@ def test_scales_of_deepseek_that_are_powers_of_two(generator, container, shape):
 def test_scales_that_a_convention_cannot_store(generator):
     x = generator.normal(size=(256, 256)).astype(np.float32)
     q = dlfp4.quantize(x, "fp8_128x128", recipe=dlfp4.Recipe(pow2=False))
-    with pytest.raises(ValueError, match="w has scales that are no powers of two, but e8m0 stores them"):
+    with pytest.raises(ValueError, match="w has scales that are not powers of two, but e8m0 stores them"):
         split_parts({"w": q}, "deepseek-v4")
     q = dlfp4.quantize(x, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
-    with pytest.raises(ValueError, match="w has a global scale a row, but modelopt stores one a matrix"):
+    with pytest.raises(ValueError, match="w has a global scale per row, but modelopt stores one per matrix"):
         split_parts({"w": q}, "modelopt")
     with pytest.raises(ValueError, match="w has a global scale, but mlx stores none"):
         split_parts({"w": q}, "mlx")

@@ -470,7 +470,7 @@ def test_faults_are_named(tmp_path):
             dlfp4.quantize(UP, "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row")),
             "b.gguf",
             "gguf",
-            r"a.safetensors: w: it has a global scale a row, but GGUF files have one a matrix",
+            r"a.safetensors: w: it has a global scale per row, but GGUF files have one per matrix",
         ),
         (dlfp4.quantize(UP, "nvfp4", hadamard=1), "b.gguf", "gguf", r"a.safetensors: w: .*Hadamard"),
         (dlfp4.quantize(UP, "nvfp4", hadamard=1), "b.safetensors", "mlx", r"a.safetensors: w: .*Hadamard"),
@@ -554,6 +554,6 @@ def test_stacks_that_loaders_do_not_know_are_said(tmp_path, convention, said):
     reasons = {each.name: each.reason for each in checkpoints.convert_model(tmp_path / "a", tmp_path / "b", convention)}
     assert reasons == {
         UPPER: "",
-        STACK: "loaders of compressed-tensors know no stacks" if said else "",
+        STACK: "loaders of compressed-tensors do not support stacks" if said else "",
         "norm.weight": "",
     }

@@ -43,7 +43,7 @@ def test_what_cannot_be_saved(path):
     padded = dlfp4.empty((4, 8), "float4_e2m1fn", packed=False)
     for tensor, message in (
         (padded, "call dlfp4.pack first"),
-        (dlfp4.empty((3, 5), "float4_e2m1fn"), "15 elements of float4_e2m1fn are no whole number of bytes"),
+        (dlfp4.empty((3, 5), "float4_e2m1fn"), "15 elements of float4_e2m1fn do not fill whole bytes"),
         (dlfp4.empty(3, "float8_e3m4"), r"safetensors has no float8_e3m4; save the bits with \.view\('uint8'\)"),
     ):
         with pytest.raises(ValueError, match=f"^up: .*{message}"):
@@ -106,7 +106,7 @@ HOSTILE = {
 def test_damage_is_named(path, content):
     octets, message = HOSTILE[content]
     path.write_bytes(octets)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is no safetensors file.*{message}"):
+    with pytest.raises(ValueError, match=f"^{re.escape(str(path))} is not a safetensors file.*{message}"):
         checkpoints.load(path)
     with pytest.raises(ValueError, match=message):
         checkpoints.read_metadata(path)
@@ -122,8 +122,8 @@ def test_damage_is_named(path, content):
         ({"shape": [1], "values": ["one"]}, "invalid hexadecimal"),
         ({"shape": [1], "values": ["0x1p+2000"]}, "w is not what the metadata says"),
         ({"shape": [2], "values": ["0x1p+0"]}, "w is not what the metadata says"),
-        ({"shape": [1], "values": ["0x1p1000"]}, "has the value '0x1p1000', which is no float32 number"),
-        ({"shape": [1], "values": ["0x1.0000001p+0"]}, "which is no float32 number"),
+        ({"shape": [1], "values": ["0x1p1000"]}, "has the value '0x1p1000', which is not a float32 number"),
+        ({"shape": [1], "values": ["0x1.0000001p+0"]}, "which is not a float32 number"),
         ({"shape": [2], "values": ["0x1p+0", "0x1p+0"]}, r"its encode scale \[1\.0, 1\.0\]; expected each"),
         ({"shape": [1], "values": ["0x1p-2"]}, r"its global scale is \[.*\], and its encode scale \[0\.25\]; expected"),
     ],
@@ -218,7 +218,7 @@ def test_every_truncation_is_noticed(path):
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="is no safetensors file"):
+        with pytest.raises(ValueError, match="is not a safetensors file"):
             checkpoints.load(path)
 
 
@@ -314,7 +314,7 @@ def test_a_header_of_long_shapes_takes_no_time(tmp_path):
     header["w"]["shape"].append(0)
     text = json.dumps(header).encode()
     (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text)
-    with pytest.raises(ValueError, match="a is no safetensors file, or damaged: 'w' cannot be a tensor"):
+    with pytest.raises(ValueError, match="a is not a safetensors file, or is damaged: 'w' cannot be a tensor"):
         checkpoints.load(tmp_path / "a")
 
 

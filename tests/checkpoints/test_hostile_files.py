@@ -64,7 +64,7 @@ SECONDS = 5  # of the processor, in which any of these files is refused ten time
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
 def test_hostile_headers(header):
     start = time.process_time()
-    with pytest.raises(ValueError, match="no safetensors file, or damaged") as caught:
+    with pytest.raises(ValueError, match="not a safetensors file, or is damaged") as caught:
         checkpoints.load(file_of(header.encode()))
     assert time.process_time() - start < SECONDS
     assert len(str(caught.value)) < 2000
@@ -345,14 +345,14 @@ KIND = {
     "a field with a name as long": at_offset(32, field(10, bytes(8), b"general.alignments"[1:]), data=64),
 }
 WRONG = {
-    "nothing": (b"", "4 bytes are to follow, and 0 are left"),
+    "nothing": (b"", "4 bytes should follow, but 0 are left"),
     "another file": (b"PK\x03\x04" + bytes(100), "does not begin with GGUF"),
     "many tensors": (head(tensors=2**60), "more than fit in it"),
     "many fields": (head(fields=2**60), "more than fit in it"),
-    "a long name": (head(fields=1) + struct.pack("<Q", 2**63) + bytes(99), "bytes are to follow"),
-    "a long text": (head(fields=1) + field(8, struct.pack("<Q", 2**62)), "bytes are to follow"),
-    "many numbers": (head(fields=1) + array(0, 2**62), "bytes are to follow"),
-    "many wide numbers": (head(fields=1) + array(12, 2**63 - 1), "bytes are to follow"),
+    "a long name": (head(fields=1) + struct.pack("<Q", 2**63) + bytes(99), "bytes should follow"),
+    "a long text": (head(fields=1) + field(8, struct.pack("<Q", 2**62)), "bytes should follow"),
+    "many numbers": (head(fields=1) + array(0, 2**62), "bytes should follow"),
+    "many wide numbers": (head(fields=1) + array(12, 2**63 - 1), "bytes should follow"),
     "many texts": (head(fields=1) + array(8, 2**61), "an array says that it has"),
     "many arrays": (head(fields=1) + array(9, 2**61), "an array says that it has"),
     "deep arrays": (head(fields=1) + nested(1000), "nested more than 4 times"),
@@ -399,7 +399,7 @@ def test_wrong_headers_of_gguf(tmp_path, content, match):
         checked(tmp_path, content)
     assert len(str(caught.value)) < 2000
     pytest.importorskip("gguf")
-    with pytest.raises(ValueError, match="is no GGUF file, or damaged"):
+    with pytest.raises(ValueError, match="is not a GGUF file, or is damaged"):
         checkpoints.convert_model(tmp_path / "x.gguf", tmp_path / "y.safetensors", "dlfp4")
 
 
@@ -427,7 +427,7 @@ def test_tensors_of_gguf_that_overlap(tmp_path, behind):
             assert (loaded["a"].tolist(), loaded["b"].tolist()) == (numbers[64:136], numbers[160:168])
         else:
             with pytest.raises(
-                ValueError, match=r"no GGUF file, or damaged: '[ab]' begins at byte \d+, and '[ab]' ends"
+                ValueError, match=r"not a GGUF file, or is damaged: '[ab]' begins at byte \d+, and '[ab]' ends"
             ):
                 convert(tmp_path, tensors_of(*each, data=bytes(numbers)))
 

@@ -127,7 +127,7 @@ def test_global_scales_that_are_no_positive_numbers(look, convention, suffix, st
     parts = split_parts({DOWN: quantized()}, convention)
     for shape in ((), (1,)):
         (flag,) = look(parts | {DOWN + suffix: np.full(shape, stored, np.float32)}).flags
-        assert (flag.fault, flag.name, flag.detail) == ("global scale that is no positive number", DOWN, detail)
+        assert (flag.fault, flag.name, flag.detail) == ("global scale that is not a positive number", DOWN, detail)
 
 
 def test_the_flag_names_the_global_scale_that_is_none(look):

@@ -249,7 +249,7 @@ EXPERT = "model.layers.0.mlp.experts.1.up_proj.weight"
         ({}, replaced(EXPERT, np.zeros((192, SIZE), np.float32)), "differ in shape or type"),
         ({}, replaced(EXPERT, dlfp4.quantize(np.ones((64, SIZE), np.float32), "nvfp4")), "differ in shape or type"),
         ({}, replaced("blk.0.ffn_up_exps.weight", np.zeros(4)), "would be called blk.0.ffn_up_exps.weight"),
-        ({"num_experts": 10**4}, None, "fewer than the 10000 experts that it is to have"),
+        ({"num_experts": 10**4}, None, "fewer than the 10000 experts that it should have"),
         ({"num_experts": 10**6}, None, "num_experts is 1000000; expected an integer from 1 to 65536"),
         ({"num_experts": COUNT + 1}, None, "experts.3.gate_proj.weight is missing"),
         ({"norm_topk_prob": False}, None, "norm_topk_prob is False; llama.cpp computes as if it were True"),
@@ -282,7 +282,7 @@ def test_a_stack_of_another_number_of_experts_stays(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     outcomes = checkpoints.convert_model(tmp_path / "a.gguf", tmp_path / "b.safetensors", "dlfp4")
-    reason = "its name stays: blk.0.ffn_up_exps.weight has shape (3, 8, 32), which is no stack of 4 experts"
+    reason = "its name stays: blk.0.ffn_up_exps.weight has shape (3, 8, 32), which is not a stack of 4 experts"
     assert {outcome.reason for outcome in outcomes} == {reason}
 
 

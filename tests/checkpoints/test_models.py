@@ -102,7 +102,7 @@ def test_bytes(tmp_path):
         np.testing.assert_array_equal(loaded["q"].dequantize().to_numpy(), q.dequantize().to_numpy())
         assert loaded["bias"].tolist() == [0, 1, 2]
     for bad in (b"", content[:-1], content + b"\0", b"\xff" * 16):
-        with pytest.raises(ValueError, match=r"the bytes (are|is) no safetensors file"):
+        with pytest.raises(ValueError, match=r"the bytes (are|is) not a safetensors file"):
             checkpoints.load(bad)
 
 
@@ -186,15 +186,15 @@ def test_a_gguf_file_is_called_one(tmp_path):
             rename_a_scale,
             r"up.weight_scale is missing in .*; up.weight_scales of .*model-00002\S* is not in the index; were they",
         ),
-        (double_a_tensor, r"bias is doubled: it lies in .*model-00001\S* and in .*model-00002\S*; leave out the one"),
+        (double_a_tensor, r"bias is stored twice, in .*model-00001\S* and in .*model-00002\S*; leave out the one"),
         (move_a_tensor, r"up.weight_scale is missing in .*model-00002\S*, it lies in .*model-00001"),
         (add_an_index, r"has several indices, model.safetensors.index.json, other.safetensors.index.json"),
-        (damage_a_file, r"model-00002-of-00002.safetensors is no safetensors file, or damaged"),
+        (damage_a_file, r"model-00002-of-00002.safetensors is not a safetensors file, or is damaged"),
         (leave_the_folder, r"index.json says that 'bias' lies in '../elsewhere.safetensors'"),
         (nest_files, r"two files are called x.safetensors"),
         (write_text("{"), r"index.json is not JSON"),
         (write_text("[]"), r"index.json is a JSON list, expected an object"),
-        (write_text("{}"), r"index.json is no index of a model"),
+        (write_text("{}"), r"index.json is not the index of a model"),
         (write_text('{"weight_map": {}}'), r"index.json names no tensors"),
         (write_text('{"weight_map": {"a": "x", "a": "y"}}'), r"index.json is not JSON: 'a' comes twice"),
         (write_text('{"weight_map": {"a": 1}}'), r"says that 'a' lies in 1"),

@@ -133,7 +133,7 @@ def test_bar_on_a_terminal(source, target):
         (["--format", "nvfp4", "--convention", "gpt-oss"], 1, "gpt-oss stores no nvfp4; it has mxfp4"),
         (["--format", "nvfp4", "--recipe", "ocp"], 1, "--recipe 'ocp' is for mx formats; "),
         (["--format", "nvfp4", "--include", "*.weigth"], 1, "--include '*.weigth' matches no tensor of"),
-        (["--format", "nvfp4", "--exclude", "re:("], 1, "--exclude 're:(' is no regular expression"),
+        (["--format", "nvfp4", "--exclude", "re:("], 1, "--exclude 're:(' is not a regular expression"),
         (["--format", "nvfp4", "--include", "bias"], 1, "--include 'bias' chooses nothing, as what it matches is kept"),
         (
             ["--format", "fp8_128x128", "--recipe", "deepseek", "--convention", "deepseek-v4"],
@@ -254,7 +254,7 @@ def test_no_file_and_no_safetensors_file(tmp_path, target):
     (tmp_path / "text").write_text("hello world")
     result = command_line("quantize", tmp_path / "text", "--format", "nvfp4", "-o", target)
     assert result.returncode == 1
-    assert "is no safetensors file" in result.stderr
+    assert "is not a safetensors file" in result.stderr
 
 
 def test_what_a_convention_cannot_store_is_kept(tmp_path, target):

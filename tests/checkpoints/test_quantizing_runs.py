@@ -176,7 +176,7 @@ def test_two_parts_of_one_name_in_two_files(tmp_path, target):
     model.mkdir()
     checkpoints.save(model / "1.safetensors", {"up_proj.weight": np.ones((32, 32), np.float32)})
     checkpoints.save(model / "2.safetensors", {"up_proj.weight_packed": np.ones(3, np.uint8)})
-    with pytest.raises(ValueError, match=r"up_proj.weight_packed is doubled: it lies in .*1.safetensors and in .*2"):
+    with pytest.raises(ValueError, match=r"up_proj.weight_packed is stored twice, in .*1.safetensors and in .*2"):
         checkpoints.quantize_model(model, target, "mxfp4", convention="compressed-tensors")
     assert not target.exists()
 

@@ -533,6 +533,6 @@ def test_files_of_torchao(ao, tmp_path):
 @pytest.mark.parametrize("shape", [(64, 64), (2, 32, 64), (2, 2, 64)])
 def test_a_global_scale_a_row_is_refused(ao, shape):
     q = dlfp4.quantize(make("normal", shape), "nvfp4", recipe=dlfp4.Recipe(global_scale_per="row"))
-    with pytest.raises(ValueError, match="has a global scale a row, and torchao's tensors have one a matrix"):
+    with pytest.raises(ValueError, match="has a global scale per row, and torchao's tensors have one per matrix"):
         q.to_torchao()
     assert q.to(dlfp4.Recipe()).to_torchao().shape == shape

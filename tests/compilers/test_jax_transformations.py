@@ -304,7 +304,7 @@ def test_functions_of_the_library_take_scaled_arrays(format, taken):
 def test_scaled_arrays_are_no_arrays():
     q = dj.quantize(W, "nvfp4")
     for use in (np.asarray, jnp.asarray, np.zeros_like, lambda q: np.add(q, 1), lambda q: W @ q.mT):
-        with pytest.raises(TypeError, match=r"^ScaledArray\(.* is no array: .*\.dequantize\(\) gives its values"):
+        with pytest.raises(TypeError, match=r"^ScaledArray\(.* is not an array: .*\.dequantize\(\) gives its values"):
             use(q)
 
 
@@ -314,7 +314,7 @@ def test_what_is_like_a_scaled_array_needs_a_type(form):
         given = q.mT if form == "transposed" else q
         for make in (jnp.zeros_like, jnp.ones_like, jnp.empty_like, jax.lax.full_like, jnp.full_like):
             fill = (2.0,) if "full" in make.__name__ else ()
-            with pytest.raises(TypeError, match=r"^ScaledArray\(.* is no array: .* its kind need a dtype"):
+            with pytest.raises(TypeError, match=r"^ScaledArray\(.* is not an array: .* its kind need a dtype"):
                 make(given, *fill)
             made = make(given, *fill, dtype="float32")
             assert (made.shape, made.dtype) == (given.shape, jnp.float32)

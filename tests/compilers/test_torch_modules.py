@@ -32,7 +32,7 @@ def test_quantize_takes_what_files_take():
     assert (out - want).norm() < 0.2 * want.norm()
     out.sum().backward()
     assert made.embed_tokens.weight.grad.abs().sum() > 0
-    with pytest.raises(ValueError, match=r"no weight .* include names some"):
+    with pytest.raises(ValueError, match=r"no weight .* name some in include"):
         dt.quantize_(made, "nvfp4")
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_module_and_what_has_no_weights():
 
 def test_errors_name_no_option_of_files():
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(64, 64)})
-    with pytest.raises(ValueError, match=r"\(embed_tokens\.weight: embedding\); include names some"):
+    with pytest.raises(ValueError, match=r"\(embed_tokens\.weight: embedding\); name some in include"):
         dt.quantize_(model, "nvfp4")
 
 
@@ -92,7 +92,7 @@ def test_errors_name_no_option_of_files():
     [
         ("lm_head", r"lm_head\.weight \(output head\)"),
         (["q_proj", "embed_tokens"], r"embed_tokens\.weight \(embedding\)"),
-        ("*.bias", r"\(1 dimension: no matrix\)"),
+        ("*.bias", r"\(1 dimension: not a matrix\)"),
         ("also", r"also\.weight \(tied to one that is kept\)"),
     ],
 )

@@ -213,5 +213,5 @@ def test_of_bytes(kind):
 
 @pytest.mark.parametrize("device", ["meta", torch.device("meta")])
 def test_meta_is_no_device(device):
-    with pytest.raises(ValueError, match=r"device type 'meta' is unknown.*; PyTorch's 'meta' is no memory: name"):
+    with pytest.raises(ValueError, match=r"device type 'meta' is unknown.*; PyTorch's 'meta' has no memory: name"):
         TensorProto((2, 3), "float32", device=device)

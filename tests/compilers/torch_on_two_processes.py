@@ -129,7 +129,7 @@ def check_refusals(mesh):
             fully_shard(Layer(weight), mesh=mesh)(values(4, weight.shape[1]))
 
     refused("cut through blocks", dt.quantize(values(48, 64), "nvfp4_16x16"))
-    refused("no equal share of its rows", dt.quantize(values(33, 64), "nvfp4"))
+    refused("not an equal share of its rows", dt.quantize(values(33, 64), "nvfp4"))
     refused("only linear scales lie block by block", dt.quantize(values(256, 64), "nvfp4", scale_layout="128x4"))
     plain = dt.quantize(values(256, 128), "nvfp4")
     facts = Prepared(*(0 for _ in Prepared._fields))._replace(rows=256, columns=128)
@@ -142,7 +142,7 @@ def check_refusals(mesh):
         lambda: prepared.fsdp_pre_all_gather(mesh, (512, 128), (128, 1), torch.nn.Module(), None),
     )
     for send in sends:
-        with pytest.raises(ValueError, match=r"prepared, it is more than its parts; prepare=False"):
+        with pytest.raises(ValueError, match=r"prepared, it is more than its parts; use prepare=False"):
             send()
 
 

@@ -165,7 +165,7 @@ def test_offsets_outside_of_the_bytes_are_refused(middle):
 
 
 def test_another_storage_is_refused():
-    with pytest.raises(ValueError, match="of another version of dlfp4"):
+    with pytest.raises(ValueError, match="by another version of dlfp4"):
         arrow.ScaledTensorType.__arrow_ext_deserialize__(pa.int8(), b"")
 
 

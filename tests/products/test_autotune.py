@@ -356,7 +356,7 @@ def autotune_twice(path):
 def test_what_is_no_cache_is_left_alone(use, path, content):
     path.write_bytes(content)
     use(fake=Tactics(other=slow, good=right))
-    with pytest.warns(RuntimeWarning, match=r"choices\.json is no cache of autotune\(\).*delete it") as seen:
+    with pytest.warns(RuntimeWarning, match=r"choices\.json is not a cache of autotune\(\).*delete it") as seen:
         autotune_twice(path)
     assert len(seen) == 1
     assert seen[0].filename == __file__
@@ -444,7 +444,7 @@ def test_default_path(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert autotune.default_path().name == "autotune.json"
     monkeypatch.setitem(sys.modules, "platformdirs", None)
-    with pytest.raises(ImportError, match="give cache=path"), dlfp4.autotune():
+    with pytest.raises(ImportError, match="pass cache=path"), dlfp4.autotune():
         pass
 
 

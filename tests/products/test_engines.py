@@ -54,7 +54,7 @@ def test_scaled_mm_takes_fp8(names):
     assert "has compute capability 8.0; expected compute capability 8.9" in scaled_mm.supports(
         asked, Machine((8, 0), ALL)
     )
-    assert "no CUDA device" in scaled_mm.supports(asked, Machine(None, ALL))
+    assert "not a CUDA device" in scaled_mm.supports(asked, Machine(None, ALL))
     plain = dlfp4.cast(values((32, 64)), "float8_e4m3fn")
     assert scaled_mm.supports(problem(plain, quantized("fp8_e4m3")), HOPPER) is None
 
@@ -204,7 +204,7 @@ def test_auto_leaves_out_what_may_miss_the_bound():
     names = [each.name for each in matmul.order(problem(q, q), HOPPER, matmul.BACKENDS)]
     assert names == ["cuda_fp8", "torch"]
     told = matmul.refusals(problem(q, q), HOPPER, matmul.BACKENDS)["scaled_mm"]
-    assert told.startswith("only by its name: this GPU keeps some 14 bits")
+    assert told.startswith("only by its name: this GPU keeps about 14 bits")
     blocks = quantized("nvfp4", layout="128x4")
     told = matmul.refusals(problem(blocks, blocks), BLACKWELL, matmul.BACKENDS)
     assert told["scaled_mm"].startswith("only by its name")

@@ -110,6 +110,8 @@ def test_a_checkout_without_a_core(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "dlfp4", ignore=shutil.ignore_patterns("*.so", "*.pyd"))
     command = [sys.executable, "-S", "-c", "import dlfp4"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    wanted = f"ModuleNotFoundError: {tmp_path / 'dlfp4'} has no compiled core."
+    wanted = (
+        f"ModuleNotFoundError: {tmp_path / 'dlfp4'} has no compiled core. Python was probably started inside a checkout"
+    )
     assert wanted in done.stderr
     assert "start it in another folder, or as python -P" in done.stderr

@@ -46,7 +46,7 @@ MISTAKES = {
     "strides that are no items": (
         lambda: dlfp4.asarray(RECORDS["f1"]),
         BufferError,
-        "strides (5,) are no multiples of the item size 4; DLPack counts strides in items: call "
+        "strides (5,) are not multiples of the item size 4; DLPack counts strides in items: call "
         "numpy.ascontiguousarray first",
     ),
     "a device of no type": (lambda: dlfp4.Device("gpu"), ValueError, "type 'gpu' is unknown; expected one of cpu,"),
@@ -121,7 +121,7 @@ MISTAKES = {
         "global_scale has shape (3,); expected one number, or (32,), one a line of blocks, for nvfp4 of shape (32, 64)",
     ),
     "a list of types": (lambda: dlfp4.cast(X, ["float32"]), TypeError, "dtype ['float32'] is of type list;"),
-    "an array of three parts": (lambda: np.asarray(W), TypeError, "a ScaledTensor is no array"),
+    "an array of three parts": (lambda: np.asarray(W), TypeError, "a ScaledTensor is not an array"),
     "a product by NumPy": (lambda: X @ W.mT, TypeError, "dlfp4.matmul(x, w.mT) for a product"),
     # ---- operations
     "memory of elements that meet": (
@@ -291,7 +291,7 @@ MISTAKES = {
     "a model without a name": (
         lambda: dlfp4.checkpoints.load("model\0"),
         ValueError,
-        "the model is 'model\\x00'; expected a name, which has no NUL in it",
+        "the model is 'model\\x00'; expected a name without NUL characters",
     ),
     "formats that are none": (
         lambda: dlfp4.analysis.compare(X, 3.5),

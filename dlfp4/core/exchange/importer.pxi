@@ -75,7 +75,7 @@ cdef Tensor import_array(cnp.ndarray array):
         self.dl.shape[k] = shape[k]
         # The item size is a power of two: a mask and a shift instead of two divisions.
         if strides[k] & (itemsize - 1) and shape[k] > 1 and cnp.PyArray_SIZE(array):
-            raise BufferError(f"NumPy's strides {(<object> array).strides} are no multiples of the item size "
+            raise BufferError(f"NumPy's strides {(<object> array).strides} are not multiples of the item size "
                               f"{itemsize}; DLPack counts strides in items: call numpy.ascontiguousarray first")
         self.dl.strides[k] = strides[k] >> ctz(itemsize)
     self.size_ = count_elements(ndim, self.dl.shape)
@@ -240,7 +240,7 @@ cdef Tensor import_from_protocol(object x, Device device, copy):
     cdef Tensor self
     if not type_has(Py_TYPE(x), "__dlpack__"):
         refuse_scaled(x)
-        raise TypeError(f"{type(x).__name__} is no DLPack producer: expected an object with __dlpack__ and "
+        raise TypeError(f"{type(x).__name__} is not a DLPack producer: expected an object with __dlpack__ and "
                         f"__dlpack_device__, or a capsule; for buffers and NumPy arrays call dlfp4.asarray")
     framework = frameworks.of_type(type(x))
     if framework is not None and framework.cannot_export is not None:
@@ -390,7 +390,7 @@ cdef object as_numbers(x):
     try:
         numbers = np.asarray(x)
     except (TypeError, ValueError) as error:   # rows of different length, or what is no number
-        raise TypeError(f"this {type(x).__name__} is no array: expected numbers in rows of equal length "
+        raise TypeError(f"this {type(x).__name__} is not an array: expected numbers in rows of equal length "
                         f"({str(error).partition('. ')[0]})") from None
     if is_strange(numbers.dtype):
         strange = next(each for each in np.asarray(x, object).flat if is_strange(np.asarray(each).dtype))

@@ -30,7 +30,7 @@ cdef dict OTHER_NAMES = {
 cdef str remedy_of_device(str type):
     """What the caller may have meant by a name that is no device type of DLPack's."""
     if type == "meta":
-        return "; PyTorch's 'meta' is no memory: name the device on which it shall lie, as 'cpu'"
+        return "; PyTorch's 'meta' has no memory: name the device that the tensor is meant for, such as 'cpu'"
     if type not in OTHER_NAMES:
         return did_you_mean(type, DEVICE_CODES)
     name = OTHER_NAMES[type]

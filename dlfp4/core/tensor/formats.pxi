@@ -39,7 +39,8 @@ def _find_format(format):
         raise ValueError(f"format={in_short(format)}: expected one of {', '.join(FORMATS)}"
                          f"{did_you_mean(str(format), FORMATS)}")
     if isinstance(format, Format) and format is not found:
-        raise ValueError(f"format={format!r} is none that kernels know: expected a row of dlfp4.formats(), or its name")
+        raise ValueError(f"format={format!r} is not one that kernels know: expected a row of dlfp4.formats(), or its "
+                         f"name")
     return found
 
 

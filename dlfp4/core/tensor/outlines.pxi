@@ -18,8 +18,8 @@ cdef inline bint is_outline(Tensor self) noexcept nogil:
 
 
 cdef int refuse_outline(Tensor self) except -1:
-    raise BufferError(f"a {dtype_name(self)} tensor of shape {shape_of(self)} is described, and has no memory: what an "
-                      f"operation of a compiler does is to be done by operations of dlfp4's")
+    raise BufferError(f"a {dtype_name(self)} tensor of shape {shape_of(self)} is only described: it has no memory; "
+                      f"inside a compiled function use the operations of dlfp4.torch or dlfp4.jax")
 
 
 def _is_outline(x):

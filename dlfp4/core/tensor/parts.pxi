@@ -38,8 +38,8 @@ cdef Tensor as_offsets(offsets, bint are_biases, buffer, tuple logical, format):
     """Zero points or biases, one for each scale."""
     cdef Tensor self
     if not format.has_integers:
-        raise ValueError(f"only formats of int4 and uint4 have zero_points or biases, and {format} has not; leave them "
-                         f"out")
+        raise ValueError(f"only formats of int4 and uint4 have zero_points or biases, {format} does not; leave "
+                         f"them out")
     self = import_part(offsets)
     name, choices = ("biases", _BIASES) if are_biases else ("zero_points", _ZERO_POINTS)
     if dtype_name(self) not in choices:

@@ -401,8 +401,8 @@ cdef class ScaledTensor:
         return self   # it never changes
 
     def __array__(self, dtype=None, copy=None):
-        raise TypeError("a ScaledTensor is no array, and NumPy would wrap it as an object; call .dequantize() for its "
-                        "values, .to_numpy() for its parts, dlfp4.matmul(x, w.mT) for a product")
+        raise TypeError("a ScaledTensor is not an array, and NumPy would wrap it as an object; call .dequantize() for "
+                        "its values, .to_numpy() for its parts, dlfp4.matmul(x, w.mT) for a product")
 
     def __repr__(self):
         """The values of a small tensor, where the host can read them; then what the tensor is."""

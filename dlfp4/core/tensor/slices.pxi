@@ -86,7 +86,7 @@ cdef bint read_entry(ScaledTensor self, entry, int dim, int64_t *first, int64_t 
         return True
     index = integer_of(entry)
     if dim >= len(self.shape) - 2:
-        raise TypeError(f"{summary_of(self)} is no stack along dimension {dim}, where integer {index} indexes it: take "
+        raise TypeError(f"{summary_of(self)} is not a stack along dimension {dim}, which integer {index} indexes: take "
                         f"a slice of whole blocks, or index its .data, its .scales, or the values of .dequantize()")
     first[0] = as_index(index, extent, dim)
     last[0] = first[0] + 1
