@@ -463,6 +463,16 @@ def test_mistakes():
         dlfp4.concatenate([stack, stack], 1)
 
 
+def test_global_scales_near_the_largest():
+    """Products of scales that float32 does not hold are compared all the same, without a warning."""
+    q = dlfp4.quantize(NORMAL[0], "nvfp4")
+    large, larger = (
+        dlfp4.ScaledTensor.from_parts(q.data, q.scales, 2.0**power, format="nvfp4") for power in (120, 121)
+    )
+    joined = dlfp4.concatenate([large, larger])
+    assert joined.receipt.exact == joined.receipt.blocks
+
+
 def test_layouts_become_linear():
     q = dlfp4.quantize(NORMAL[0], "mxfp8_e4m3", scale_layout="128x4")
     joined = dlfp4.concatenate([q, q.with_scale_layout("linear")])
