@@ -70,7 +70,9 @@ cdef int fill_restored_shape(Tensor self, tuple shape) except -1:
             raise ValueError(f"the pickle is damaged: a Tensor of shape {listed(shape)} has an invalid extent")
         self.dl.shape[k] = shape[k]
     self.size_ = count_elements(self.dl.ndim, self.dl.shape)
-    if (count_bits(self.size_, storage_bits(self)) < 0
+    if self.size_ == 0:   # as of an import, which takes what is empty whatever its other extents
+        settle_strides(self.dl.ndim, self.dl.shape, self.dl.strides, 0)
+    elif (count_bits(self.size_, storage_bits(self)) < 0
             or not fill_compact_strides(self.dl.ndim, self.dl.shape, self.dl.strides)):
         raise ValueError(f"the pickle is damaged: shape {listed(shape)} {beyond_memory(self.size_)}")
     return 0
