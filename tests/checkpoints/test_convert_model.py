@@ -15,6 +15,7 @@ from dlfp4.checkpoints import conventions, converting, models
 from dlfp4.spellings import SPELLINGS
 
 from ..support.command_line import command_line
+from ..support.files import make_file
 
 RNG = np.random.default_rng(0)
 UP = RNG.normal(size=(64, 128)).astype(np.float32)
@@ -490,6 +491,10 @@ def test_faults_are_named(tmp_path):
     checkpoints.save(source, {"w" * 64: UP})
     with pytest.raises(ValueError, match="names have at most 63 bytes"):
         checkpoints.convert_model(source, tmp_path / "b.gguf", "gguf")
+    source.write_bytes(make_file(b'{"w\\udcff": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', b"1"))
+    for target, convention in (("b.gguf", "gguf"), ("b.safetensors", "dlfp4")):
+        with pytest.raises(ValueError, match=r"a tensor is named 'w.udcff', and has a character"):
+            checkpoints.convert_model(source, tmp_path / target, convention)
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
 
 

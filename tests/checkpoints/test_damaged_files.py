@@ -56,6 +56,24 @@ def test_what_cannot_be_saved(path):
     assert not path.exists()
 
 
+@pytest.mark.parametrize("convention", [None, "modelopt"])
+def test_names_that_are_no_text(path, convention):
+    """Such as os.fsdecode makes of bytes that are not UTF-8."""
+    for tensors, metadata, message in (
+        (
+            {"w\udcff": X},
+            {},
+            r"^a tensor is named 'w\\udcff', and has a character that UTF-8 does not hold, '\\udcff'$",
+        ),
+        ({"w": X, "\ud800q": dlfp4.quantize(X, "nvfp4")}, {}, r"^a tensor is named '\\ud800q"),
+        ({"w": X}, {"k\udcff": "v"}, r"^metadata has 'k\\udcff', and has a character"),
+        ({"w": X}, {"k": "v\udcff"}, r"^metadata has 'v\\udcff' under 'k', and has a character"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            checkpoints.save(path, tensors, metadata, convention=convention)
+    assert not path.exists()
+
+
 def test_a_header_beyond_the_limit_is_not_written(path, monkeypatch):
     monkeypatch.setattr(safetensors, "MAX_HEADER", 1000)
     with pytest.raises(ValueError, match=r"the header takes \d{4} bytes, 1000 are allowed; save fewer tensors"):
