@@ -112,13 +112,17 @@ def matmul_tangent(
     **_: Any,
 ) -> torch.Tensor:
     """The product rule."""
-    terms = []
-    if t_a is not None:
-        terms.append(torch.matmul(t_a.to(dtype), decoded(b, dtype)))
-    if t_b is not None:
-        terms.append(torch.matmul(decoded(a, dtype), t_b.to(dtype)))
-    total = sum(terms[1:], terms[0])
+    total = sum_of_terms(
+        None if t_a is None else torch.matmul(t_a.to(dtype), decoded(b, dtype)),
+        None if t_b is None else torch.matmul(decoded(a, dtype), t_b.to(dtype)),
+    )
     return total if alpha is None else total * alpha
+
+
+def sum_of_terms(*terms: torch.Tensor | None) -> torch.Tensor:
+    """Of those that are there, at least one; None is the term of an operand without a tangent."""
+    first, *others = (term for term in terms if term is not None)
+    return sum(others, first)
 
 
 # ---- grouped_matmul
@@ -228,14 +232,11 @@ def grouped_tangent(
         return found
 
     own = None if weights is None else weights.data
-    terms = []
-    if t_x is not None:
-        terms.append(product(Parts(t_x), w, own))
-    if t_w is not None:
-        terms.append(product(x, Parts(t_w), own))
-    if t_weights is not None:
-        terms.append(product(x, w, t_weights))
-    return sum(terms[1:], terms[0])
+    return sum_of_terms(
+        None if t_x is None else product(Parts(t_x), w, own),
+        None if t_w is None else product(x, Parts(t_w), own),
+        None if t_weights is None else product(x, w, t_weights),
+    )
 
 
 # ---- dot, vecdot
@@ -265,12 +266,10 @@ def vecdot_tangent(
     **_: Any,
 ) -> torch.Tensor:
     """The product rule."""
-    terms = []
-    if t_a is not None:
-        terms.append(sums_of_products(t_a.to(dtype), dense(b, dtype), axis))
-    if t_b is not None:
-        terms.append(sums_of_products(dense(a, dtype), t_b.to(dtype), axis))
-    return sum(terms[1:], terms[0])
+    return sum_of_terms(
+        None if t_a is None else sums_of_products(t_a.to(dtype), dense(b, dtype), axis),
+        None if t_b is None else sums_of_products(dense(a, dtype), t_b.to(dtype), axis),
+    )
 
 
 def sums_of_products(a: torch.Tensor, b: torch.Tensor, axis: int) -> torch.Tensor:
