@@ -19,8 +19,8 @@ import numpy as np
 from dlfp4 import frameworks, show
 from dlfp4.extents import bounded_product, count_elements as count_of, listed
 from dlfp4.formats import (
-    BIASES as _BIASES, FLOATS as _FLOATS, ZERO_POINTS as _ZERO_POINTS, Format, FormatTable, code_of_scale, find_recipe,
-    granularity_of, largest_scale_of, own_offsets, pow2_of, scale_type,
+    BIASES as _BIASES, FLOATS as _FLOATS, ROTATED_LENGTH as _ROTATED_LENGTH, ZERO_POINTS as _ZERO_POINTS, Format,
+    FormatTable, code_of_scale, find_recipe, granularity_of, largest_scale_of, own_offsets, pow2_of, scale_type,
 )
 from dlfp4.parsing import shown as in_short   # of an argument: a file may have a description of any length
 from dlfp4.suggest import did_you_mean, is_one_of

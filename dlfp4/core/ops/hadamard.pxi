@@ -1,7 +1,6 @@
 # The random Hadamard transform of sixteen neighbours: its signs, and what it means for operands.
 
-cdef enum:
-    ROTATED_LENGTH = 16
+cdef int ROTATED_LENGTH = _ROTATED_LENGTH
 
 
 cdef uint32_t parse_hadamard(hadamard) except? 1:
