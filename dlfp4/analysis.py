@@ -53,12 +53,12 @@ class Error:
     largest : float
         The largest ``abs(x - q)``.
     place : tuple of int
-        Where that is; empty of an empty tensor.
+        The index of that element; () for an empty tensor.
     by_row, by_channel : numpy.ndarray
         The mean of ``(x - q)**2`` over the last dimension, and over all others.
     by_block : numpy.ndarray or None
-        That of each block, (blocks across lines, blocks of a line), in the order of their scales; None where `q` is no
-        ScaledTensor.
+        The same for each block, (blocks across lines, blocks of a line), in the order of their scales; None where `q`
+        is not a ScaledTensor.
     counts, edges : numpy.ndarray
         A histogram of ``x - q``: how many lie from an edge to the next.
     """
@@ -75,7 +75,7 @@ class Error:
 
 
 def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error:
-    """How far a quantized tensor is from the one that it was made of.
+    """How far a quantized tensor is from the tensor that it was made from.
 
     Parameters
     ----------
@@ -84,19 +84,19 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     q : ScaledTensor or producer
         What became of it, of the same shape: its values are compared.
     bins : int
-        Of the histogram.
+        How many bins the histogram has.
 
     Returns
     -------
     Error
-        In float64. NaN and infinities make those figures NaN that they belong to; the histogram leaves them out.
+        Computed in float64. A NaN or an infinity makes NaN of every figure that it enters; the histogram omits them.
 
     Raises
     ------
     ValueError
-        Shapes differ, or `bins` is no integer from 1 to 1048576.
+        Shapes differ, or `bins` is not an integer from 1 to 1048576.
     TypeError
-        Elements are no floats.
+        Elements are not floats.
 
     Examples
     --------
@@ -198,7 +198,7 @@ def means_of_blocks(squares: Numbers, q: ScaledTensor) -> Numbers:
 
 
 def signal_to_noise(x: _Elements, q: ScaledTensor) -> float:
-    """The ratio of signal to noise of a sample, which takes less time than quantizing a large tensor.
+    """The signal-to-noise ratio of a sample, found in less time than quantizing a large tensor takes.
 
     Parameters
     ----------
@@ -210,14 +210,14 @@ def signal_to_noise(x: _Elements, q: ScaledTensor) -> float:
     Returns
     -------
     float
-        In dB, as of :func:`error`, of some 65536 elements in blocks here and there; of all of a small tensor.
+        In dB, as by :func:`error`, from about 65536 elements in blocks here and there; from all of a small tensor.
 
     Raises
     ------
     ValueError
         Shapes differ.
     TypeError
-        `q` is no ScaledTensor.
+        `q` is not a ScaledTensor.
     """
     if not isinstance(q, ScaledTensor):
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, as quantize gives it")
@@ -283,14 +283,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Tensors in formats, as :func:`compare` has made and measured them.
+    """What :func:`compare` measured of each tensor in each format.
 
     Attributes
     ----------
     rows : tuple of Row
         Each tensor in each format by each recipe.
     refused : dict
-        Of formats and recipes that do not go together, by their names: the reason.
+        The reason why a format and a recipe do not go together, by their names.
     """
 
     rows: tuple[Row, ...]
@@ -335,12 +335,12 @@ class Comparison:
         return made
 
     def plot(self, path: str | PathLike[str] | None = None, title: str = "") -> Any:
-        """A figure of matplotlib's: the spread of the tensors' SNR and the size of all, a column a format.
+        """A matplotlib figure: the spread of the tensors' SNR and their total size, with a column for each format.
 
         Parameters
         ----------
         path : path, optional
-            Where to save it, by what matplotlib makes of the suffix.
+            Where to save it, in the file format that its suffix names to matplotlib.
         title : str
             Above it.
 
@@ -380,18 +380,18 @@ def compare(
     *,
     axis: Literal[-1, -2] = -1,
 ) -> Comparison:
-    """Tensors in formats, by recipes: what each costs in accuracy and saves in bytes.
+    """Compare formats and recipes: what each costs tensors in accuracy and saves in bytes.
 
     Parameters
     ----------
     x : producer, or mapping of str to producer
-        Floats. Lines that a format's blocks do not divide are completed with zeros, which count as bytes alone.
+        Floats. Lines that do not divide into a format's blocks are completed with zeros, which count as bytes only.
     formats : str or Format, or iterable of these, optional
         Default: all of ``dlfp4.formats()``.
     recipes : Recipe, str or None, or iterable of these
         None is the format's own.
     axis : int
-        Along which blocks run, as of :func:`dlfp4.quantize`.
+        The axis along which blocks run, as in :func:`dlfp4.quantize`.
 
     Returns
     -------
@@ -401,7 +401,7 @@ def compare(
     Raises
     ------
     ValueError
-        An unknown format or recipe; no format takes any of the recipes, or there is nothing to compare.
+        A format or recipe is unknown, no format takes any of the recipes, or there is nothing to compare.
 
     Examples
     --------
@@ -492,12 +492,12 @@ def calibrate(
     recipe: Recipe | RecipeName | None = None,
     percentile: float = 99.9,
 ) -> float:
-    """A global scale for tensors such as these, as ``quantize(x, format, global_scale=...)`` takes it.
+    """A global scale for tensors like these, to be passed to ``quantize(x, format, global_scale=...)``.
 
     Parameters
     ----------
     x : producer, or iterable of producers
-        Floats; of activations, what several batches gave.
+        Floats; for activations, those of several batches.
     method : {"mse", "largest", "percentile"}
         "largest": that of the largest magnitude, as :func:`dlfp4.quantize` finds it. "percentile": that of a magnitude
         which `percentile` of all do not pass; larger ones saturate. "mse": the one with the least squared error of all,
@@ -505,9 +505,9 @@ def calibrate(
     format : str or Format
         One that has a global scale.
     recipe : Recipe or str, optional
-        As of :func:`dlfp4.quantize`.
+        As in :func:`dlfp4.quantize`.
     percentile : float
-        From 0 to 100.
+        From 0 to 100, for that method.
 
     Returns
     -------

@@ -92,7 +92,7 @@ class ScaledTensorType(pa.ExtensionType):  # type: ignore[misc]
 
 
 def array(tensors: Iterable[ScaledTensor | None]) -> ScaledTensorArray:
-    """Put ScaledTensors into an Arrow array, a tensor an element.
+    """Put ScaledTensors into an Arrow array, one tensor in each element.
 
     Their bytes are copied into Arrow's buffers, those of CUDA devices through the host.
 
@@ -109,7 +109,7 @@ def array(tensors: Iterable[ScaledTensor | None]) -> ScaledTensorArray:
     Raises
     ------
     TypeError
-        An element is no ScaledTensor.
+        An element is not a ScaledTensor.
 
     Examples
     --------

@@ -106,18 +106,18 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     Raises
     ------
     ImportError
-        There is no `cache`, and platformdirs is not installed.
+        `cache` is not given, and platformdirs is not installed.
     OSError
         `cache` is a folder, a device, a pipe or a socket.
     TypeError
-        `cache` is no path.
+        `cache` is not a path.
     BackendError
         By matmul: no candidate's result is within the error bound.
 
     Warns
     -----
     RuntimeWarning
-        The file is no cache of this version of the format, or other users may write to it. It is ignored and left as
+        The file is not a cache of this version of the format, or other users may write to it. It is ignored and left as
         it is; choices hold for this process.
 
     Notes
@@ -128,8 +128,8 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
 
     Operands are copied until they exceed all caches (256 MiB, at most 64 copies), and calls walk over the copies. On
     CUDA devices graphs of such calls are timed, by PyTorch or CuPy if either is there; otherwise single calls. Figures
-    are medians of nine rounds in which all candidates take turns. All that takes as long as some ten products by each
-    candidate on the host, some two hundred on a device, and two in float64. A product that is captured in a graph
+    are medians of nine rounds in which all candidates take turns. All that takes as long as about ten products by each
+    candidate on the host, or about two hundred on a device, and two in float64. A product that is captured in a graph
     is not measured.
 
     Before it is timed, a candidate writes to memory full of NaN, and every element is held to the error bound of

@@ -197,7 +197,7 @@ class TensorProto:
         Raises
         ------
         TypeError
-            `x` is no tensor.
+            `x` is not a tensor.
         ValueError
             ScaledTensors that are not one tensor along two axes.
         BufferError

@@ -69,7 +69,7 @@ def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True)
     Raises
     ------
     ValueError
-        A file is no safetensors file, or damaged; a file is missing; a tensor is doubled, or does not lie where the
+        A file is not a safetensors file, or is damaged; a file is missing; a tensor is stored twice, or not where the
         index says. The message says what is wrong and where.
     OSError
         There is nothing at `path`, or a file cannot be opened or mapped.
@@ -117,7 +117,7 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     Raises
     ------
     ValueError
-        The file is not a safetensors file, or damaged.
+        The file is not a safetensors file, or is damaged.
     OSError
         It cannot be read.
     """

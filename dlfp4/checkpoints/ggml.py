@@ -72,7 +72,7 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     ValueError
         ggml has no blocks of the format, or the number of bytes does not fit `shape`.
     TypeError
-        `blocks` are not uint8, `shape` is no tuple of integers.
+        `blocks` are not uint8, or `shape` is not a tuple of integers.
     """
     block, octets, shape = block_of(format), dlfp4.asarray(blocks), as_extents(shape)
     if octets.dtype != np.uint8:
@@ -110,7 +110,7 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     ValueError
         The format, the axis or K is not as above.
     TypeError
-        `q` is no ScaledTensor.
+        `q` is not a ScaledTensor.
     """
     if not isinstance(q, ScaledTensor):
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, as quantize gives it")

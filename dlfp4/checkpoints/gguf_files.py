@@ -65,7 +65,7 @@ def read(path: str) -> tuple[dict[str, Tensor | ScaledTensor], dict[str, Any]]:
     Raises
     ------
     ValueError
-        The file is no GGUF file, or damaged.
+        The file is not a GGUF file, or is damaged.
     """
     library = package()
     try:

@@ -178,8 +178,8 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
     Raises
     ------
     ValueError
-        A file is no safetensors file, or damaged; a file is missing; tensors are doubled, or do not lie where the index
-        says.
+        A file is not a safetensors file, or is damaged; a file is missing; tensors are stored twice, or not where the
+        index says.
     OSError
         There is nothing at `path`, or a file cannot be opened or mapped.
 

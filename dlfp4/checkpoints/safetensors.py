@@ -92,7 +92,7 @@ def read_bytes(content: bytes | bytearray | memoryview) -> tuple[dict[str, Tenso
     Raises
     ------
     ValueError
-        The bytes are no safetensors file, or damaged.
+        The bytes are not a safetensors file, or are damaged.
     """
     memory = memoryview(content).cast("B")
     if len(memory) < LENGTH:

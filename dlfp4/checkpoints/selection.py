@@ -112,10 +112,10 @@ def choose(
     Raises
     ------
     ValueError
-        A pattern matches nothing or is no regular expression, the format or the convention is unknown, the convention
-        does not store the format, or `axis` is none.
+        A pattern matches nothing or is not a regular expression, the format or the convention is unknown, the
+        convention does not store the format, or `axis` is none.
     TypeError
-        A pattern is no string.
+        A pattern is not a string.
 
     Examples
     --------

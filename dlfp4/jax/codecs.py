@@ -112,7 +112,7 @@ def cast(
     Raises
     ------
     TypeError, ValueError
-        As :func:`dlfp4.cast`; for FP6, K is no multiple of 4.
+        As :func:`dlfp4.cast`; for FP6, K is not a multiple of 4.
 
     Examples
     --------

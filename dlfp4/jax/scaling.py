@@ -90,7 +90,7 @@ def quantize(
     Raises
     ------
     ValueError, TypeError
-        As :func:`dlfp4.quantize`. A traced global scale that is no decode scale ends the program with an error.
+        As :func:`dlfp4.quantize`. A traced global scale that is not a decode scale ends the program with an error.
 
     Examples
     --------

@@ -84,7 +84,7 @@ def quantize_(
         An unknown format, activation or convention; a pattern that matches nothing, or one of `include` only what is
         kept all the same; no weight is left to quantize.
     TypeError
-        `module` is no module, or a pattern no string.
+        `module` is not a module, or a pattern is not a string.
 
     Examples
     --------

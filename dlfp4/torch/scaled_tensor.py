@@ -150,7 +150,7 @@ class ScaledTensor(Memoryless):
         BufferError
             PyTorch cannot hold a part: elements or scales of a type that it lacks.
         TypeError
-            `q` is no ScaledTensor; or `dtype` is another type.
+            `q` is not a ScaledTensor; or `dtype` is another type.
         """
         made: ScaledTensor = from_dlfp4(q, dtype)
         return made

@@ -420,7 +420,7 @@ def from_dlpack(x, /, *, device=None, copy=None):
         An object with ``__dlpack__`` and ``__dlpack_device__``, of any element type and on any device, or a raw
         DLPack capsule (legacy or versioned), which is consumed; where ``copy=False`` forbids it, it stays as it was.
     device : str, tuple or Device, optional
-        Where the result shall lie, for example ``"cpu"``. Default: where `x` lies.
+        The device of the result, for example ``"cpu"``. Default: where `x` lies.
     copy : bool, optional
         True always copies, False never does, None copies only to reach `device`.
 
@@ -437,7 +437,7 @@ def from_dlpack(x, /, *, device=None, copy=None):
         valid, bits that a capsule cannot carry (PyTorch's conj, neg, requires_grad), or a copy that ``copy=False``
         forbids.
     TypeError
-        `x` is no producer.
+        `x` is not a producer.
     ValueError
         `device` is not known.
     DriverError

@@ -332,7 +332,7 @@ def empty(shape, dtype, *, device="cpu", packed=True):
     Returns
     -------
     Tensor
-        In row-major order; what its elements are is not set.
+        In row-major order; its elements have no defined values.
 
     Raises
     ------

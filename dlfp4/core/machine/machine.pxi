@@ -44,7 +44,7 @@ def cuda_image():
 
 
 def set_num_threads(threads, /):
-    """Choose the threads for large calls on the host, of the whole process. Results do not depend on them.
+    """Set how many threads large calls on the host use, in the whole process. Results do not depend on it.
 
     Parameters
     ----------
@@ -54,9 +54,9 @@ def set_num_threads(threads, /):
     Raises
     ------
     ValueError
-        Negative, or more than can be.
+        `threads` is negative, or above 4096.
     TypeError
-        `threads` is no integer.
+        `threads` is not an integer.
 
     Notes
     -----

@@ -421,7 +421,7 @@ def dot(a, b, *, out=None):
     Raises
     ------
     ValueError
-        An operand has not one dimension, or the lengths differ.
+        An operand does not have exactly one dimension, or the lengths differ.
     TypeError, BackendError
         As :func:`vecdot`.
 

@@ -254,7 +254,7 @@ cdef class ScaledTensor:
         Raises
         ------
         ValueError
-            No format, convention or recipe of that name.
+            No format, convention or recipe has that name.
         BufferError
             Memory that neither the CPU nor CUDA can read.
 
@@ -369,7 +369,7 @@ cdef class ScaledTensor:
         Parameters
         ----------
         dtype : dtype-like
-            What torchao shall take the tensor for (``orig_dtype``): bfloat16, float32 or float16.
+            The element type that torchao shows for the tensor (``orig_dtype``): bfloat16, float32 or float16.
 
         Returns
         -------
@@ -380,7 +380,7 @@ cdef class ScaledTensor:
         Raises
         ------
         ValueError
-            The format is none of torchao's: ``q.to("torchao")`` gives a tensor that is.
+            torchao does not have the format: ``q.to("torchao")`` gives a tensor that is.
         """
         return frameworks.load("torchao").to_torchao(self, dtype)
 
