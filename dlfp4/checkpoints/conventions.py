@@ -16,7 +16,7 @@ from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import UnscaledWarning, _as_unscaled, _home_of, _refuse_hadamard
 from dlfp4.checkpoints import comfyui
 from dlfp4.checkpoints.integers import PACKINGS, with_biases
-from dlfp4.checkpoints.names import errors_of, first_of, is_part, last, module_of
+from dlfp4.checkpoints.names import Beginnings, errors_of, is_part, last, listed, module_of
 from dlfp4.extents import count_elements
 from dlfp4.formats import Format
 from dlfp4.parsing import brief, shown
@@ -173,7 +173,7 @@ def find_joins(
                 continue
             if stem + spelling.data in found:  # scales alone may be those of something else
                 check_dims({name: found[name] for name in names if name in found})
-            with errors_of(whole):
+            with errors_of(brief(whole)):
                 if spelling.packing:
                     quantized = read_integers(found, stem, whole, spelling)
                 else:
@@ -188,7 +188,9 @@ def check_dims(parts: Mapping[str, Tensor | ScaledTensor]) -> None:
     """ValueError where a part has more dimensions than can be read."""
     for name, part in parts.items():
         if part.ndim > MOST_DIMS:
-            raise ValueError(f"{name} has {part.ndim} dimensions; parts of quantized tensors have at most {MOST_DIMS}")
+            raise ValueError(
+                f"{brief(name)} has {part.ndim} dimensions; parts of quantized tensors have at most {MOST_DIMS}"
+            )
 
 
 def is_meant(
@@ -320,15 +322,20 @@ def as_stored(scales: Tensor, format: Format, ndim: int) -> Tensor:
 
 def find_unscaled(joined: Mapping[str, Tensor | ScaledTensor]) -> dict[str, list[str]]:
     """Matrices of FP8 that were joined to no scales, each with the tensors beside it that are called as scales are."""
-    parts: dict[str, list[str]] = {}  # by the module
+    parts: list[str] = []
+    scales: dict[str, list[str]] = {}  # of the weight of a module
+    unscaled = []
     for name, x in joined.items():
-        if isinstance(x, Tensor) and is_part(name):
-            parts.setdefault(module_of(name), []).append(name)
-    unscaled = {}
-    for name, x in joined.items():
-        if isinstance(x, Tensor) and x.ndim > 1 and is_fp8(x) and not is_part(name):
-            unscaled[name] = [part for part in parts.get(module_of(name), ()) if is_scale_of(part, name)]
-    return unscaled
+        if not isinstance(x, Tensor):
+            continue
+        if is_part(name):
+            parts.append(name)
+            if scales_weight(name):
+                scales.setdefault(module_of(name), []).append(name)
+        elif x.ndim > 1 and is_fp8(x):
+            unscaled.append(name)
+    beginnings = Beginnings(parts)
+    return {name: scales_beside(name, beginnings, scales) for name in unscaled}
 
 
 def is_fp8(x: Tensor) -> bool:
@@ -336,12 +343,18 @@ def is_fp8(x: Tensor) -> bool:
     return x.dtype.name.startswith("float8") and x.dtype.name != "float8_e8m0fnu"
 
 
-def is_scale_of(part: str, name: str) -> bool:
-    """Whether a part in the same module may scale that weight, and not activations or another weight."""
-    own = last(name)
-    if last(part).startswith(own):
-        return True
-    return own in ("weight", "kernel") and "scale" in last(part) and not last(part).startswith(("input", "output"))
+def scales_beside(name: str, parts: Beginnings, scales: Mapping[str, list[str]]) -> list[str]:
+    """The parts in the module of a weight that may scale it, and not activations or another weight."""
+    module, start = module_of(name), len(name)
+    called = [part for part in parts.find(name) if "." not in part[start:]]
+    of_module = scales.get(module, ()) if last(name) in ("weight", "kernel") else ()
+    return list(dict.fromkeys([*called, *of_module]))
+
+
+def scales_weight(part: str) -> bool:
+    """Whether a part is called as the scales of a module's weight are."""
+    own = last(part)
+    return "scale" in own and not own.startswith(("input", "output"))
 
 
 def warn_unscaled(joined: dict[str, Tensor | ScaledTensor], stacklevel: int) -> None:
@@ -354,14 +367,15 @@ def warn_unscaled(joined: dict[str, Tensor | ScaledTensor], stacklevel: int) -> 
         return
     marked = {name: _as_unscaled(x) for name, x in joined.items() if name in unscaled and isinstance(x, Tensor)}
     joined.update(marked)
-    told = (
-        f"{brief(name)} ({', '.join(map(brief, left))} {'is' if len(left) == 1 else 'are'} left)"
-        if left
-        else f"{brief(name)} (none is there)"
-        for name, left in unscaled.items()
-    )
+
+    def tell(name: str) -> str:
+        left = unscaled[name]
+        if not left:
+            return f"{brief(name)} (none is there)"
+        return f"{brief(name)} ({listed(left)} {'is' if len(left) == 1 else 'are'} left)"
+
     warnings.warn(
-        f"FP8 without its scales, which a product would multiply as it is: {first_of(told)}",
+        f"FP8 without its scales, which a product would multiply as it is: {listed(unscaled, tell)}",
         UnscaledWarning,
         stacklevel=stacklevel + 1,
     )

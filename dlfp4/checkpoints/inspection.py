@@ -19,10 +19,10 @@ from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import configs, conventions, folders, joining, models
 from dlfp4.checkpoints.conventions import find_joins, find_unscaled, scales_shape
 from dlfp4.checkpoints.models import Files, ModelPath
-from dlfp4.checkpoints.names import fused_with, is_part, last, listed, module_of
+from dlfp4.checkpoints.names import Beginnings, fused_with, is_part, last, listed, module_of
 from dlfp4.checkpoints.roles import holds_codes
 from dlfp4.formats import Format
-from dlfp4.parsing import printable
+from dlfp4.parsing import brief, printable
 from dlfp4.rescaling import has_nonzero
 from dlfp4.spellings import SPELLINGS, TORCHAO, Spelling
 from dlfp4.tables import in_columns
@@ -428,11 +428,13 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
     by_module: dict[str, list[str]] = {}
     for name in rest:
         by_module.setdefault(module_of(name), []).append(name)
+    beginnings = {module: Beginnings(names) for module, names in by_module.items()}
+    with_data = {module_of(name) for name, x in rest.items() if is_data(name, x)}
     claimed = {part for left in unscaled.values() for part in left}
     for name, x in rest.items():
         if DATA.search(last(name)) and x.dtype.name == "uint8" and x.ndim > 1:
             stem = re.sub(r"_(packed|blocks)$|(?<=\.)blocks$", "", name)
-            beside = [each for each in by_module[module_of(name)] if each != name and each.startswith(stem)]
+            beside = [each for each in beginnings[module_of(name)].find(stem) if each != name]
             claimed.update(beside)
             yield Flag("packed data without scales", name, unfit(beside, rest) or "no scales are there")
         elif WORDS.search(last(name)) and x.dtype.name == "int32" and not has_scales(by_module[module_of(name)]):
@@ -443,8 +445,7 @@ def flags_of_rest(items: Sequence[Item], rest: Mapping[str, Tensor]) -> Iterator
         elif half := half_of_nvfp4(name, x, rest):
             yield Flag("packed data without scales", name, f"{in_words(half, rest)} alone is there, of two")
     for name in rest:
-        beside = by_module[module_of(name)]
-        if SCALES.search(last(name)) and name not in claimed and not any(is_data(each, rest[each]) for each in beside):
+        if SCALES.search(last(name)) and name not in claimed and module_of(name) not in with_data:
             yield Flag("scales without a weight", name, "it is missing, or was renamed")
 
 
@@ -462,7 +463,7 @@ def unfit(parts: Sequence[str], rest: Mapping[str, Tensor]) -> str:
     """The parts that fit no convention, in words; "" for none."""
     if not parts:
         return ""
-    return f"{', '.join(in_words(part, rest) for part in parts)} {'does' if len(parts) == 1 else 'do'} not fit"
+    return f"{listed(parts, lambda part: in_words(part, rest))} {'does' if len(parts) == 1 else 'do'} not fit"
 
 
 def half_of_nvfp4(name: str, data: Tensor, rest: Mapping[str, Tensor]) -> str:
@@ -488,7 +489,7 @@ def is_swizzled(data: Tensor, scales: Tensor | None) -> bool:
 def in_words(name: str, rest: Mapping[str, Tensor]) -> str:
     """A part in a few words."""
     x = rest[name]
-    return f"{name} ({x.dtype.name} {'x'.join(map(str, x.shape)) or 'scalar'})"
+    return f"{brief(name)} ({x.dtype.name} {'x'.join(map(str, x.shape)) or 'scalar'})"
 
 
 # ---- Flags of the model

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, takewhile
 
 from dlfp4.parsing import brief
 
@@ -66,15 +68,27 @@ def is_part(name: str) -> bool:
     return bool(AUXILIARY.search(last(name)))
 
 
-def listed(names: Iterable[str]) -> str:
-    """The first of the names, and how many more there are."""
-    return first_of(map(brief, names))
+def listed(names: Iterable[str], tell: Callable[[str], str] = brief) -> str:
+    """The first of the names, each as `tell` has it, and how many more there are."""
+    every = list(names)
+    return ", ".join(map(tell, every[:SHOWN])) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
 
 
 def first_of(texts: Iterable[str]) -> str:
     """The same of parts of a message, whatever their length."""
-    every = list(texts)
-    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")
+    return listed(texts, str)
+
+
+class Beginnings:
+    """Names, of which those with a given beginning are found without a look at the others."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = sorted(names)
+
+    def find(self, start: str) -> list[str]:
+        """The names that begin so."""
+        first = bisect_left(self.names, start)
+        return list(takewhile(lambda name: name.startswith(start), islice(self.names, first, None)))
 
 
 @contextlib.contextmanager

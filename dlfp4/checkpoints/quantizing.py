@@ -306,7 +306,7 @@ def work(job: Job, tick: Tick = folders.no_tick) -> list[Outcome]:
                 parts = joining.split({name: result}, job.convention)[0]
             for part in parts.keys() & left:  # a mark of the whole file comes with each tensor
                 put(part, parts[part])
-            left -= parts.keys()
+            left.difference_update(parts)  # "-=" would copy what is left
             outcomes.append(judge(choice, tensor, result))
             tick(name)
     return outcomes

@@ -17,6 +17,7 @@ Shapes = Mapping[str, tuple[str, tuple[int, ...]]]  # the element type and the s
 Orientation = tuple[str, Literal[-1, -2]]  # what is worth saying about a weight, and the axis of its blocks
 
 
+LONGEST_NAME = 1000  # characters; those of real models have some 150
 FLAG = "include_"  # what the flags of `choose` begin with
 
 
@@ -130,14 +131,16 @@ class Model:
     """All names, element types and shapes of a model, and what they say about each other."""
 
     def __init__(self, shapes: Shapes, flags: Mapping[str, bool], axis: int | None) -> None:
-        self.shapes, self.flags, self.axis = shapes, flags, axis
+        # Of longer names the expressions here would take time that grows with their square.
+        self.shapes = {name: each for name, each in shapes.items() if len(name) <= LONGEST_NAME}
+        self.flags, self.axis = flags, axis
         self.stems: dict[tuple[str, str], str] = {}  # quantized data by its module, and its name there
         self.largest: dict[str, str] = {}  # the largest quantized data of a module
-        for name in shapes:
+        for name in self.shapes:
             if holds_codes(name, *shapes[name]):
                 self.note(name)
         self.embeddings = {
-            shape for name, (_, shape) in shapes.items() if len(shape) == 2 and self.role_of(name) == "embedding"
+            shape for name, (_, shape) in self.shapes.items() if len(shape) == 2 and self.role_of(name) == "embedding"
         }
         self.is_transposed = self.find_transposed()
 
@@ -154,6 +157,8 @@ class Model:
 
     def why_quantized(self, name: str) -> str:
         """Why a tensor counts as already quantized, or as a part of what is; "" where it does not."""
+        if name not in self.shapes:
+            return f"its name has {len(name)} characters, and only names of at most {LONGEST_NAME} are looked at"
         dtype, shape = self.shapes[name]
         if holds_codes(name, dtype, shape):
             return f"{dtype}: already quantized, or not a weight"

@@ -2,8 +2,10 @@
 
 import json
 import struct
+import sys
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -293,6 +295,84 @@ def test_names_that_imply_many_files(tmp_path):
         (tmp_path / f"{number}-1-of-99999.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"and \d+ more, which the names of its other files imply"):
         models.find(tmp_path)
+
+
+# ---- Work in proportion to the file
+
+
+def steps_of(call):
+    """How many functions a call calls, those written in C and generators' turns included."""
+    count = 0
+
+    def profile(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+EMPTY = np.zeros(0, np.float32)
+FP8, PACKED = np.zeros((0, 0), ml_dtypes.float8_e4m3fn), np.zeros((0, 0), np.uint8)
+CROWDS = {  # so many tensors in one module
+    "scales": lambda n: {f"m.a{k}weight_scale": EMPTY for k in range(n)},
+    "FP8 and scales": lambda n: {f"m.a{k}": FP8 for k in range(n)} | {f"m.scale{k}": EMPTY for k in range(n)},
+    "packed data": lambda n: {f"m.a{k}_packed": PACKED for k in range(n)} | {f"m.b{k}": EMPTY for k in range(n)},
+    "words": lambda n: {f"m.{k}.qweight": np.zeros((0, 0), np.int32) for k in range(n)},
+    "codes": lambda n: {f"m.a{k}": PACKED for k in range(n)} | {f"m.b{k}": EMPTY for k in range(n)},
+}
+
+
+@pytest.mark.filterwarnings("ignore::dlfp4.checkpoints.UnscaledWarning")
+@pytest.mark.parametrize("crowd", CROWDS.values(), ids=CROWDS)
+def test_twice_as_many_tensors_are_twice_the_work(tmp_path, crowd):
+    calls = (
+        checkpoints.load,
+        checkpoints.inspect,
+        lambda path: checkpoints.quantize_model(path, tmp_path / "out", "nvfp4"),
+        lambda path: checkpoints.convert_model(path, tmp_path / "out", "modelopt"),
+    )
+    for call in calls:
+        steps = []
+        for count in (100, 200, 400):
+            path = tmp_path / str(count)
+            checkpoints.save(path, crowd(count))
+            steps.append(steps_of(lambda call=call, path=path: call(path)))
+        few, more, most = steps
+        assert most - more < 2.2 * (more - few), steps
+
+
+def test_names_of_many_words_are_kept_for_their_length(tmp_path):
+    """Expressions and joined words would take minutes."""
+    longest = checkpoints.roles.LONGEST_NAME
+    codes = {"m.weight": np.zeros((4, 8), np.uint8)}
+    for text in ("w_", "embed", "lora_", "w1."):
+        name = f"m.{text * (200_000 // len(text))}-"
+        path = tmp_path / "x"
+        checkpoints.save(
+            path, codes | {name: np.ones((4, 32), np.float32), "m" * longest: np.ones((4, 32), np.float32)}
+        )
+        outcomes = {each.name: each for each in checkpoints.quantize_model(path, tmp_path / "out", "nvfp4")}
+        said = f"its name has {len(name)} characters, and only names of at most {longest} are looked at"
+        assert outcomes[name].reason == said
+        assert outcomes["m" * longest].format == "nvfp4"
+
+
+def test_messages_tell_of_some_parts_alone(tmp_path):
+    """Where names of data are the beginnings of many others."""
+    stem = "a" * 200
+    parts = {f"{stem}{k}_scale": EMPTY for k in range(1000)}
+    checkpoints.save(tmp_path / "x", {stem[:length]: FP8 for length in range(1, 200)} | parts)
+    with pytest.warns(checkpoints.UnscaledWarning, match=r" and 997 more are left\).* and 196 more$") as caught:
+        checkpoints.load(tmp_path / "x")
+    assert len(str(caught[0].message)) < 5000
+    packed = {f"m.{stem[:length]}_packed": PACKED for length in range(1, 200)}
+    checkpoints.save(tmp_path / "x", packed | {f"m.{name}": x for name, x in parts.items()})
+    assert max(len(flag.detail) for flag in checkpoints.inspect(tmp_path / "x").flags) < 2000
 
 
 # ---- GGUF
