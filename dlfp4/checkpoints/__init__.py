@@ -155,6 +155,10 @@ def save(
     ------
     ValueError
         The file cannot hold a tensor, or two tensors have the same name.
+    TypeError
+        A name or an entry of `metadata` is not a string, or a tensor is of a type that cannot be taken.
+    BufferError
+        A tensor's producer cannot share it.
     OSError
         The file cannot be written.
 
