@@ -136,7 +136,7 @@ def convert_model(
     folders.check_callers(executor, report)
     place = as_path("target", target)
     if convention == GGUF or gguf_files.is_gguf(source):
-        folders.check_file(own_files(source), place)
+        folders.check_file(own_files(source), place, gguf=convention == GGUF)
         return convert_gguf(source, place, convention, report)
     files, whole = models.find(source), models.is_folder(source)
     folders.check_place(files, place, whole=whole)

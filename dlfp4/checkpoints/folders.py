@@ -26,6 +26,7 @@ from dlfp4.files import check_room, check_writable, naming, open_file, replacing
 
 BOOK = ".dlfp4.json"
 CONFIG = "config.json"
+GGUF, JSON = ".gguf", ".json"  # how the names of files end that are read as GGUF, or as the index of a model
 INDEX = f"model{models.INDEX}"
 # Files of weights that are not the model's safetensors files: other copies of them, which would not be quantized.
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack", ".npz")
@@ -141,15 +142,29 @@ def check_target(files: Files, target: Path) -> None:
         )
 
 
-def check_file(own: Sequence[Path], target: Path) -> None:
-    """OSError or ValueError where no file can be made of a model, whose own files are never written over."""
+def check_file(own: Sequence[Path], target: Path, *, gguf: bool = False) -> None:
+    """OSError or ValueError where no file can be made of a model, whose own files are never written over, or one that
+    could not be read again.
+    """
     for path in own:
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         for each in (path, *models.siblings(path)) if target.exists() else ():
             if each.exists() and each.samefile(target):
                 raise ValueError(f"{target} is the model itself, or a file of it; name another file")
+    check_suffix(target, gguf=gguf)
     check_writable(target)
+
+
+def check_suffix(target: Path, *, gguf: bool) -> None:
+    """ValueError where a file would be taken for one of another kind: the ends of their names tell."""
+    if gguf and not target.name.endswith(GGUF):
+        raise ValueError(f"{target} would not be read as a GGUF file again, as its name does not end in {GGUF}")
+    if not gguf and target.name.endswith((GGUF, JSON)):
+        other = "a GGUF file" if target.name.endswith(GGUF) else "an index"
+        raise ValueError(
+            f"{target} would be a safetensors file, and its name is that of {other}; end it in {models.SUFFIX}"
+        )
 
 
 class Book:

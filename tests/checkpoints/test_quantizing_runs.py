@@ -131,6 +131,18 @@ def test_the_model_itself_and_folders_of_others_are_left_alone(model, target, fo
     assert set(contents(target)) == {"precious"}
 
 
+@pytest.mark.parametrize("name", ["x.gguf", "x.json", ".gguf", "x.safetensors.index.json"])
+def test_files_are_called_as_what_they_are(model, tmp_path, name):
+    """Nothing would read them again."""
+    for work in (quantizing.quantize_model, checkpoints.convert_model):
+        with pytest.raises(ValueError, match=r"would be a safetensors file, and its name .*; end it in \.safetensors"):
+            work(model / SHARDS[0], tmp_path / name, "nvfp4" if work is quantizing.quantize_model else "dlfp4")
+    for source in (model / SHARDS[0], model):
+        with pytest.raises(ValueError, match=r"x\.txt would not be read as a GGUF file again.* does not end in \.gguf"):
+            checkpoints.convert_model(source, tmp_path / "x.txt", "gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def make(work, source, target):
     if work == "quantize":
         return checkpoints.quantize_model(source, target, "nvfp4")
