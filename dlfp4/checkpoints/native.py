@@ -20,6 +20,7 @@ import numpy.typing as npt
 from dlfp4 import ScaledTensor, Tensor, asarray
 from dlfp4._core import _find_format, _in_shape_of, _parse_dtype, _refuse_turned, _with_encode_scale
 from dlfp4.checkpoints.conventions import kept_encode_scale, merge, own_tensors
+from dlfp4.checkpoints.names import listed
 from dlfp4.checkpoints.safetensors import is_sizes
 from dlfp4.formats import offset_parts
 from dlfp4.parsing import brief, parse_json, shown
@@ -121,6 +122,11 @@ def join(tensors: Mapping[str, Tensor], description: str) -> dict[str, Tensor | 
     """Undo :func:`split`; ValueError where the description does not fit the tensors."""
     parts = dict(tensors)
     joined = {name: rebuild(name, fields, parts) for name, fields in parse(description).items()}
+    taken = [name for name in joined if name not in parts]
+    if taken:
+        raise ValueError(
+            f"{listed(taken)}: described as a tensor, and as a part of another one; expected one of the two"
+        )
     return {name: joined.get(name, part) for name, part in parts.items()}
 
 

@@ -318,6 +318,19 @@ def test_wrong_metadata_is_named(path, description, message):
         checkpoints.load(path)
 
 
+@pytest.mark.parametrize("order", [("w", "w_scale"), ("w_scale", "w")])
+def test_a_part_that_is_described_as_a_tensor(path, order):
+    shapes = {"w": [32, 512], "w_scale": [32, 32]}
+    described = {
+        name: {"format": "mxfp4", "shape": shapes[name], "axis": -1, "scale_layout": "linear"} for name in order
+    }
+    parts = {"w": (32, 256), "w_scale": (32, 16), "w_scale_scale": (32, 1)}
+    tensors = {name: dlfp4.asarray(np.full(shape, 17, np.uint8)) for name, shape in parts.items()}
+    safetensors.write(path, tensors, {"dlfp4": json.dumps({"version": 1, "tensors": described})})
+    with pytest.raises(ValueError, match=r"w_scale: described as a tensor, and as a part|w_scale is described as"):
+        checkpoints.load(path)
+
+
 def test_a_header_of_long_shapes_takes_no_time(tmp_path):
     header = {"w": {"dtype": "U8", "shape": [2**63 - 1] * 20_000, "data_offsets": [0, 0]}}
     text = json.dumps(header).encode()
