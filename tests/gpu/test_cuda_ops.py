@@ -35,24 +35,12 @@ def assert_equal_parts(device, host):
         assert (ours.shape, host_bytes(ours)) == (theirs.shape, host_bytes(theirs))
 
 
-def halfway(target):
-    """Between all neighbours of a type of 16 bits, beyond the last one too, and next to that on either side."""
-    numbers = np.unique(reference.all_codes(target).astype(np.float64))
-    numbers = numbers[np.isfinite(numbers)]
-    beyond = numbers[-1] * 2 - numbers[-2]
-    between = (np.concatenate([[-beyond], numbers]) + np.concatenate([numbers, [beyond]])) / 2
-    middle = between.astype(np.float32)
-    return np.concatenate([middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))])
-
-
 def hard_inputs(name, target):
     """All codes of small types; values around every boundary of `target`, specials and random bits of wide ones."""
     if reference.BITS[name] <= 16:
         return reference.all_codes(name)
     with np.errstate(all="ignore"):
         values = [reference.hard_values(target, name)] if target in reference.LOW else []
-        if reference.BITS[target] == 16:
-            values = [halfway(target).astype(name)]
     return np.concatenate([*values, reference.random_codes(name, 4099)])
 
 
