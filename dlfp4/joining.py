@@ -475,7 +475,7 @@ def judge(unit: float, units: Sequence[float], counts: Sequence[Array]) -> tuple
     """How well a global scale serves: whether nothing saturates, how many blocks are exact, minus the error of all."""
     exact, error, saturates = 0, 0.0, False
     largest = 448 * unit * (1 + rescaling.HALF_STEP)
-    values = np.abs(np.nan_to_num(rescaling.values_of_scales("float8_e4m3fn")))
+    values = np.abs(np.nan_to_num(rescaling.values_of_scales("float8_e4m3fn"))).astype(np.float64)
     for own, count in zip(units, counts, strict=True):
         errors = np.minimum(rescaling.rename(own, unit).errors, 1e6)
         exact += int(count[errors == 0].sum())

@@ -22,6 +22,7 @@ from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to_ggml
 from dlfp4.checkpoints.gguf_headers import MOST_DIMS, check_header
+from dlfp4.checkpoints.safetensors import check_text
 from dlfp4.extents import count_elements
 from dlfp4.files import OPEN, open_file, replacing
 from dlfp4.parsing import brief, shown
@@ -192,6 +193,7 @@ def write(
 
 def entries_of(library: Any, name: str, x: Tensor | ScaledTensor) -> list[tuple[Any, ...]]:
     """Name, shape, array type, bytes and ggml's type of a tensor and of its global scales, and the tensors."""
+    check_text(f"a tensor is named {shown(name)}", name)
     if len(name.encode()) > LONGEST:
         raise ValueError(f"{brief(name)}: GGUF's names have at most {LONGEST} bytes")
     if len(x.shape) > MOST_DIMS:

@@ -225,6 +225,9 @@ def writing(
     others = [pair for pair in metadata.items() if not all(isinstance(text, str) for text in pair)]
     if others:
         raise TypeError(f"metadata has {dict(others)!r}: the format holds strings only; use json.dumps for the rest")
+    for key, text in metadata.items():
+        check_text(f"metadata has {shown(key)}", key)
+        check_text(f"metadata has {shown(text)} under {shown(key)}", text)
     for name, tensor in layout.items():
         check_storable(name, tensor)
     # Larger elements come first, so that every tensor is aligned to its element size.
@@ -341,6 +344,7 @@ def check_storable(name: str, tensor: Tensor) -> None:
         raise TypeError(f"a tensor is named {name!r}; expected a string")
     if name == METADATA:
         raise ValueError(f"a tensor cannot be named {METADATA}: the format has another use for it")
+    check_text(f"a tensor is named {shown(name)}", name)
     dtype = tensor.dtype.name
     if dtype not in CODES:
         raise ValueError(f"{name}: safetensors has no {dtype}; save the bits with .view('uint8')")
@@ -348,6 +352,14 @@ def check_storable(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name}: {dtype} with one element a byte cannot be saved; call dlfp4.pack first")
     if tensor.size * item_bits(dtype) % 8:
         raise ValueError(f"{name}: {tensor.size} elements of {dtype} do not fill whole bytes; pad the last axis")
+
+
+def check_text(what: str, text: str) -> None:
+    """ValueError, which begins with `what`, where UTF-8 does not hold a text: lone surrogates, as of undecoded bytes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what}, and has a character that UTF-8 does not hold, {text[error.start]!a}") from error
 
 
 def compact(tensor: Tensor) -> Tensor:
