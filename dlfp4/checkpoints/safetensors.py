@@ -355,7 +355,7 @@ def check_storable(name: str, tensor: Tensor) -> None:
 
 
 def check_text(what: str, text: str) -> None:
-    """ValueError, which begins with `what`, where UTF-8 does not hold a text: lone surrogates, as of undecoded bytes."""
+    """ValueError, which begins with `what`, where UTF-8 does not hold a text: it has lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

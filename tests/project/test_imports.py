@@ -76,7 +76,8 @@ def test_no_file_imports_what_imports_it():
 def test_the_core_stands_on_formats_and_frameworks():
     """The extension is above the files that it reads tables from, below all that describe, choose or store tensors."""
     assert graph()["dlfp4._core"] == {
-        "dlfp4.extents", "dlfp4.formats", "dlfp4.frameworks", "dlfp4.nvrtc", "dlfp4.parsing", "dlfp4.show", "dlfp4.suggest",
+        "dlfp4.extents", "dlfp4.formats", "dlfp4.frameworks", "dlfp4.nvrtc", "dlfp4.parsing", "dlfp4.show",
+        "dlfp4.suggest",
     }  # fmt: skip
 
 
