@@ -28,11 +28,13 @@ from dlfp4.checkpoints.conventions import (
 )
 from dlfp4.checkpoints.names import fused_with, last, listed, module_of
 from dlfp4.checkpoints.roles import FLAG, Model
+from dlfp4.extents import bounded_product
 from dlfp4.formats import Format, find_recipe
 from dlfp4.frameworks.base import is_row_major
 from dlfp4.suggest import did_you_mean, is_one_of
 
 GPT_OSS = "gpt-oss"  # whose experts were (experts, in, out), and are stored as (experts, out, in)
+MOST_ELEMENTS = 1 << 59  # of the other extents of an empty tensor: as float64 NumPy addresses no more
 TURNING = ("gptq",)  # whose loaders take layers that were stored as (in, out)
 
 
@@ -272,6 +274,8 @@ def fit(choice: Choice, shape: tuple[int, ...], format: Format, convention: str 
     """The choice, or the word that its format or convention does not hold a tensor of that shape."""
     if not choice.quantized:
         return choice
+    if 0 in shape and bounded_product(filter(None, shape)) > MOST_ELEMENTS:
+        return replace(choice, quantized=False, reason=f"empty, and of shape {shape} NumPy has no arrays")
     turned = shape if choice.axis == -1 else (*shape[:-2], shape[-1], shape[-2])
     if convention and scales_shape(format, turned) is None:
         return replace(choice, quantized=False, reason=f"{convention} holds no {format} of shape {shape}")

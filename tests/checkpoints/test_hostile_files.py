@@ -297,6 +297,19 @@ def test_names_that_imply_many_files(tmp_path):
         models.find(tmp_path)
 
 
+@pytest.mark.parametrize("extent", [2**59, 2**60, 2**62])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "int4_g32", "fp8_128x128", "fp8_row"])
+def test_empty_weights_beyond_memory_are_kept(tmp_path, extent, format):
+    shapes = {"m.up_proj.weight": [0, extent], "n.up_proj.weight": [extent, 0], "n.experts.w1": [extent // 32, 0, 32]}
+    entries = {name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    path = tmp_path / "x"
+    path.write_bytes(file_of(json.dumps(entries).encode()))
+    outcomes = checkpoints.quantize_model(path, tmp_path / "y", format)
+    assert all(bool(each.format) == (extent == 2**59) for each in outcomes), outcomes
+    assert extent == 2**59 or all("NumPy has no arrays" in each.reason for each in outcomes)
+    assert checkpoints.load(tmp_path / "y").keys() == shapes.keys()
+
+
 # ---- Work in proportion to the file
 
 
