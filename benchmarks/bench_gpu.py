@@ -83,7 +83,7 @@ def cast_group(torch: Any, x: Any, target: str) -> Group:
         f"{source} -> {target}", nbytes(x, out), x.numel(), "cast",
         device_case("dlfp4", lambda: dlfp4.cast(x, target, out=out)),
     )  # fmt: skip
-    if target.startswith("float8"):
+    if hasattr(torch, target):
         dtype = getattr(torch, target)
         compiled = torch.compile(lambda t: t.to(dtype), dynamic=False)
         group.peers = {
@@ -101,7 +101,7 @@ def back_group(torch: Any, x: Any, target: str) -> Group:
         f"{target} -> {name}", nbytes(codes, out), x.numel(), "cast",
         device_case("dlfp4", lambda: dlfp4.cast(codes, name, out=out, stream=here())),
     )  # fmt: skip
-    if target.startswith("float8"):
+    if hasattr(torch, target):
         held = torch.from_dlpack(codes)
         compiled = torch.compile(lambda t: t.to(x.dtype), dynamic=False)
         group.peers = {
@@ -158,7 +158,8 @@ def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
     given = torch.tensor(0.002, device="cuda")
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(size, size, device="cuda", dtype=dtype)
-        for target in ("float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn"):
+        other_float = "bfloat16" if dtype == torch.float32 else "float16"
+        for target in (other_float, "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn"):
             groups += [cast_group(torch, x, target), back_group(torch, x, target)]
         for name in FORMATS:
             for along in AXES:

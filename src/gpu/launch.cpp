@@ -225,9 +225,9 @@ int set_word(void *place, uint32_t value, uintptr_t stream) {
                                           reinterpret_cast<CUstream>(stream));
 }
 
-int copy_word(void *dst, const void *src, uintptr_t stream) {
-  return opened_driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src), 4,
-                                           reinterpret_cast<CUstream>(stream));
+int copy_bytes(void *dst, const void *src, int64_t count, uintptr_t stream) {
+  return opened_driver().cuMemcpyDtoDAsync(reinterpret_cast<CUdeviceptr>(dst), reinterpret_cast<CUdeviceptr>(src),
+                                           static_cast<size_t>(count), reinterpret_cast<CUstream>(stream));
 }
 
 int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream) {

@@ -70,8 +70,8 @@ int most_shared_memory();
 // Sets four bytes on the device, in the order of the stream. A CUresult.
 int set_word(void *place, uint32_t value, uintptr_t stream);
 
-// Copies four bytes on the device likewise.
-int copy_word(void *dst, const void *src, uintptr_t stream);
+// Copies `count` bytes on the device likewise.
+int copy_bytes(void *dst, const void *src, int64_t count, uintptr_t stream);
 
 // Sets `count` bytes likewise.
 int set_bytes(void *place, uint8_t value, int64_t count, uintptr_t stream);

@@ -35,12 +35,24 @@ def assert_equal_parts(device, host):
         assert (ours.shape, host_bytes(ours)) == (theirs.shape, host_bytes(theirs))
 
 
+def halfway(target):
+    """Between all neighbours of a type of 16 bits, beyond the last one too, and next to that on either side."""
+    numbers = np.unique(reference.all_codes(target).astype(np.float64))
+    numbers = numbers[np.isfinite(numbers)]
+    beyond = numbers[-1] * 2 - numbers[-2]
+    between = (np.concatenate([[-beyond], numbers]) + np.concatenate([numbers, [beyond]])) / 2
+    middle = between.astype(np.float32)
+    return np.concatenate([middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))])
+
+
 def hard_inputs(name, target):
     """All codes of small types; values around every boundary of `target`, specials and random bits of wide ones."""
     if reference.BITS[name] <= 16:
         return reference.all_codes(name)
     with np.errstate(all="ignore"):
         values = [reference.hard_values(target, name)] if target in reference.LOW else []
+        if reference.BITS[target] == 16:
+            values = [halfway(target).astype(name)]
     return np.concatenate([*values, reference.random_codes(name, 4099)])
 
 
@@ -62,7 +74,7 @@ def test_cast_equals_the_host(source, target):
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 15, 16, 17, 31, 33, 255, 257, 4099])
-@pytest.mark.parametrize("target", ["float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("target", ["float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn", "bfloat16", "float32"])
 def test_tails_and_offsets(count, target):
     x = np.random.default_rng(count).standard_normal(count + 3).astype("float32")
     device = dlfp4.asarray(x).to_device(CUDA)

@@ -548,7 +548,7 @@ int keep_scale(const dlfp4_cuda_scale &scale, int result, const Lines &x, Quanti
   if (!place) return 0;
   if (x.lines * x.length == 0) {
     if (!scale.given) return set_word(place, bits_of(of->place.number), of->stream);
-    return place == scale.given ? 0 : copy_word(place, scale.given, of->stream);
+    return place == scale.given ? 0 : copy_bytes(place, scale.given, sizeof(float), of->stream);
   }
   of->place.keep[result] = place;
   return 0;

@@ -8,7 +8,7 @@ namespace dlfp4 {
 namespace cuda {
 
 // What there are kernels for; 0 is kByName.
-enum CodecOperation { kEncode = 1, kEncodeToBits, kDecode, kRecodeBits };
+enum CodecOperation { kEncode = 1, kEncodeToBits, kDecode, kRecodeBits, kConvertFloats };
 
 }  // namespace cuda
 }  // namespace dlfp4

@@ -58,6 +58,10 @@ constexpr KernelTable<kMostCodeBits + 1, kMostFloatBits + 1> kBitRecoders([](int
   return find_kernel(KernelKey(kRecodeBits, from, to));
 });
 
+constexpr KernelTable<kNumSources, kNumSources> kFloatConverters([](int from, int to) {
+  return find_kernel(KernelKey(kConvertFloats, kSourceRows[from], kSourceRows[to]));
+});
+
 DeviceKernel find_encoder(Operands sides, Round round) {
   const int row = sides.dst.row, bits = spacing(sides.dst), source = source_of(sides.src.row);
   const bool rounds = round.rounding == DLFP4_NEAREST_EVEN && kTypes[row].specials != DLFP4_E8M0;
@@ -78,8 +82,17 @@ DeviceKernel find_recoder(Operands sides, Round round) {
   return to <= kMostCodeBits && (same || has_table) ? kBitRecoders[from][to] : kNoKernel;
 }
 
+// Of floats to floats of another type.
+DeviceKernel find_float_converter(Operands sides, Round round) {
+  const int from = source_of(sides.src.row), to = source_of(sides.dst.row);
+  if (from < 0 || to < 0) return kNoKernel;
+  const bool is_exact = holds_exactly(kTypes[sides.dst.row], kTypes[sides.src.row]);
+  return is_exact || round.rounding == DLFP4_NEAREST_EVEN ? kFloatConverters[from][to] : kNoKernel;
+}
+
 // The fast kernel of a contiguous run of whole steps, or kNoKernel.
 DeviceKernel find_run_kernel(Operands sides, Round round) {
+  if (const DeviceKernel converter = find_float_converter(sides, round); converter != kNoKernel) return converter;
   if (const DeviceKernel encoder = find_encoder(sides, round); encoder != kNoKernel) return encoder;
   const int target = source_of(sides.dst.row);
   const bool is_packed = spacing(sides.src) == kTypes[sides.src.row].bits;
@@ -98,6 +111,7 @@ int convert_run(DeviceKernel kernel, const Conversion &c, const Ends &ends, int6
   const int from = c.sides.src.row, to = c.sides.dst.row;
   DecodeParams params = {ends.src, ends.dst, steps, kTypes[from], kTypes[to], c.round, from == to, 1};
   if (is_for(kernel, kRecodeBits)) return run_walk(kernel, steps, params, c.stream);
+  if (is_for(kernel, kConvertFloats)) return run(kernel, steps, params, c.stream);
   params.of_thread = steps_of_thread(steps);
   return run(kernel, divide_up(steps, params.of_thread), params, c.stream);
 }
@@ -161,8 +175,16 @@ Ends advance(const Ends &ends, const Operands &sides, int64_t count) {
   return {ends.src + count * spacing(sides.src) / 8, ends.dst + count * spacing(sides.dst) / 8, ends.first + count};
 }
 
+// Whether elements are moved as they are, and all bits between the first and the last are theirs.
+bool is_copy(const Operands &sides, const Walk &walk) {
+  const int bits = kTypes[sides.src.row].bits;
+  return sides.src.row == sides.dst.row && is_run(walk) && bits % 8 == 0 && spacing(sides.src) == bits &&
+         spacing(sides.dst) == bits;
+}
+
 // Whole steps of a run by a fast kernel, the rest by the one for anything.
 int convert_inner(const Conversion &c, Walk walk, const Ends &ends) {
+  if (is_copy(c.sides, walk)) return copy_bytes(ends.dst, ends.src, walk.size * spacing(c.sides.dst) / 8, c.stream);
   const bool is_fast = is_run(walk) && is_aligned(ends.src, 16) && is_aligned(ends.dst, 16);
   const DeviceKernel kernel = is_fast ? find_run_kernel(c.sides, c.round) : kNoKernel;
   int64_t done = 0;

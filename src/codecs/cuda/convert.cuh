@@ -1,7 +1,7 @@
-// Conversions on the device: any two formats by the oracle's rules, and fast runs to and from at most 8 bits.
-// Layout: any strides for the one, contiguous runs on aligned memory for the others.
-// Trick: runs go by whole steps of codes.cuh; codes without an instruction of their own are looked up in a table that
-// the block makes of numerics.h.
+// Conversions on the device: any two formats by the oracle's rules, and fast runs to and from at most 8 bits and
+// between floats. Layout: any strides for the one, contiguous runs on aligned memory for the others. Trick: runs go by
+// whole steps of codes.cuh; codes without an instruction of their own are looked up in a table that the block makes of
+// numerics.h.
 #ifndef DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
 #define DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
 
@@ -76,6 +76,24 @@ __device__ inline void convert_groups(const ConvertParams &p) {
 
 // --- Runs ------------------------------------------------------------------------------------
 
+// The largest number of both types, as a float's bits.
+template <int From, int To>
+constexpr uint32_t kLargest = From == DLFP4_float16 || To == DLFP4_float16 ? 0x477FE000 : 0x7F7F0000;
+
+// A copy, for `words` would otherwise lie in memory for the other steps as well.
+template <int From, int To, int Words>
+__device__ inline void convert_step_by_rule(const DecodeParams &p, const uint8_t *src, uint32_t (&words)[Words]) {
+  uint32_t found[Words] = {};
+#pragma unroll 1
+  for (int i = 0; i < kStep; ++i) {
+    const uint64_t code = load_bytes(src + i * kFloatBytes<From>, kFloatBytes<From>);
+    const auto to = static_cast<uint32_t>(convert(type_of<From>(), type_of<To>(), code, p.round, {0, 0, 0}));
+    found[i * kFloatBytes<To> / 4] |= to << i * kFloatBytes<To> % 4 * 8;
+  }
+#pragma unroll
+  for (int i = 0; i < Words; ++i) words[i] = found[i];
+}
+
 // Floats to codes, nearest even. `Dtype` is the destination where encode_step knows it, or kAnyDtype.
 constexpr int kAnyDtype = -1;
 
@@ -94,6 +112,27 @@ __device__ inline void encode_run(const EncodeParams &p) {
       encode_step<Dtype>(p, floats, words);
   }
   store_codes<Bits>(p.dst + step * kStep * Bits / 8, words);
+}
+
+// Floats to floats, nearest even where they are rounded. NaN, and what lies beyond the target's numbers, which may
+// saturate, go by the oracle with the whole step.
+template <int From, int To>
+__device__ inline void convert_floats(const DecodeParams &p) {
+  constexpr int kBytes = kFloatBytes<From>, kWords = kStep * kFloatBytes<To> / 4;
+  const int64_t step = global_thread();
+  const uint8_t *src = p.src + step * (kStep * kBytes);
+  uint4 raw[kFloatVectors<From>];
+  load_step<From>(src, step < p.steps, raw);
+  const FloatStep floats = unpack_step<From>(raw);
+  bool special = false;
+#pragma unroll
+  for (float value : floats.values) special |= !(fabsf(value) <= float_of(kLargest<From, To>));
+  uint32_t words[kWords];
+  if (special)
+    convert_step_by_rule<From, To>(p, src, words);
+  else
+    narrow_step<To>(floats.values, false, words);
+  warp_store<kWords>().store(step < p.steps ? p.dst + step * (kStep * kFloatBytes<To>) : nullptr, words);
 }
 
 // What each code becomes. Bits above the format's, in padded codes, are ignored.
