@@ -127,6 +127,34 @@ def test_streamed(torch, name, shape):
             same(torch, got, by_expert(torch, x, stack, ends, result, 0.75))
 
 
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("bits", ["int32", "int64"])
+@pytest.mark.parametrize("k", [64, 2880, 8192])
+def test_streamed_tokens(torch, bits, k):
+    """Read where they lie, in memory that has more; others are NaN, and those that are not there count as zeros."""
+    experts, tokens, n = 16, 300, 80
+    stack = prepared("mxfp4", experts, n, k)
+    for seed, counts in enumerate(FEW):
+        ends = np.cumsum(counts)
+        rows, rng = rows_on_cuda(torch, (ends[-1] + 3, k), seed=seed), np.random.default_rng(seed)
+        places = rng.choice(tokens, len(rows), replace=False)
+        memory = poisoned(torch, (tokens, k + 24), "bfloat16")
+        x = memory[:, 8 : k + 8]
+        x[torch.from_numpy(places).to(CUDA)] = rows
+        wrong = rng.choice(len(rows), 3, replace=False)
+        places[wrong] = [-1, tokens, 2**31 - 1]
+        rows[torch.from_numpy(wrong).to(CUDA)] = 0
+        expected = by_expert(torch, rows, stack, ends, "bfloat16")
+        given = {"indices": numbers(torch, places, bits)}
+        same(torch, run(torch, x, stack, numbers(torch, ends, bits), expected.shape, **given), expected)
+        expected = by_expert(torch, rows, stack, ends, "float32")
+        added = weighted(torch, expected, places.clip(0, tokens - 1), torch.ones(len(rows), device=CUDA), ends, tokens)
+        got = run(torch, x, stack, numbers(torch, ends, bits), (tokens, n), "float32",
+                  weights=torch.ones(len(rows), device=CUDA), **given)  # fmt: skip
+        there = np.setdiff1d(np.arange(tokens), [0, tokens - 1])
+        same(torch, got[there], added[there])
+
+
 # Tiles have multiples of 8 rows, from 64 on of 16.
 EVERY_SIZE = [1, *(rows + more for rows in [*range(8, 64, 8), *range(64, 257, 16)] for more in (0, 1)), 600]
 
@@ -405,6 +433,19 @@ def test_every_size_of_tile_of_fp8(torch, rows):
     for dtype in ("bfloat16", "float32"):
         got = run(torch, x, stack, numbers(torch, ends), (x.shape[0], 256), dtype)
         same(torch, got, bytes_by_expert(torch, x, stack, ends, dtype))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_more_tiles_of_fp8_than_blocks_of_threads(torch):
+    """In turn, or each the next that nobody has where rows are brought together before."""
+    experts, tokens, n, k = 128, 400, 640, 256
+    indices, ends = route(tokens, experts, 4, skew=0.02)
+    stack = on_cuda(stack_of("fp8_128x128", experts, n, k))
+    x, places = rows_on_cuda(torch, (tokens, k)), numbers(torch, indices)
+    q, rows = dlfp4.quantize(x, "fp8_1x128"), dlfp4.quantize(x[places.long()], "fp8_1x128")
+    expected = bytes_by_expert(torch, rows, stack, ends, "bfloat16")
+    same(torch, run(torch, rows, stack, numbers(torch, ends), expected.shape), expected)
+    same(torch, run(torch, q, stack, numbers(torch, ends), expected.shape, indices=places), expected)
 
 
 @pytest.mark.usefixtures("hopper")

@@ -1,8 +1,8 @@
 // dlfp4_cuda_multiply_grouped: rows that are divided among experts, on CUDA memory.
 // Layout: see dlfp4_cuda_routing. The workspace has rows of tokens, their scales, sums in float32, a count of tiles.
 // Trick: nothing is read by the host, so it chooses the kernel by the mean of experts' rows. Tokens' rows are brought
-// together by a kernel before. Weighted rows are made in float32, and added by a kernel after it, token by token, so
-// that their order does not depend on chance.
+// together by a kernel before, unless weights are streamed. Weighted rows are made in float32, and added by a kernel
+// after it, token by token, so that their order does not depend on chance.
 #include <algorithm>
 
 #include "gpu/context.h"
@@ -34,8 +34,9 @@ DeviceKernel prepared_kernel(const dlfp4_cuda_product &product, GroupedOperation
                            : kPreparedKernels<DLFP4_bfloat16>[number][kind];
 }
 
+template <GroupedOperation Operation>
 constexpr KernelList<kNumProductKinds> kOfBytes([](int kind) {
-  return find_kernel(KernelKey(kGroupedBytes, kE4m3E4m3, kind));
+  return find_kernel(KernelKey(Operation, kE4m3E4m3, kind));
 });
 
 // The description of x's scales, for boxes of kScaleBox rows' for a block along K; whether bulk copies can read them.
@@ -60,19 +61,23 @@ struct Work {
   ByteScales scales;      // of x
   int64_t row_bytes;      // of x, a multiple of 16
   int64_t scales_of_row;  // that lie apart, or 0
+  bool takes_tokens;      // rows of tokens are brought together before
   bool counts_tiles;      // blocks of threads ask for their next tile
   int64_t pitch_of_scales() const { return divide_up(product.rows, kScalesOfCopy) * kScalesOfCopy; }
 };
 
-Work work_of(const dlfp4_cuda_product &product) { return {product_params(product), {}, product.depth * 2, 0, false}; }
+Work work_of(const dlfp4_cuda_product &product) {
+  return {product_params(product), {}, product.depth * 2, 0, false, false};
+}
 
 Work work_of(const dlfp4_cuda_bytes_product &product) {
   const BytesParams p = bytes_params(product);
   const int kind = byte_kind(product);
-  return {p.product, p.of_x, product.depth, has_scales(kind) ? p.product.blocks : kind == kBytesByLine, false};
+  const int64_t scales = has_scales(kind) ? p.product.blocks : kind == kBytesByLine;
+  return {p.product, p.of_x, product.depth, scales, false, false};
 }
 
-// --- The workspace -----------------------------------------------------------------------------
+// --- The workspace, whatever device it is for --------------------------------------------------
 
 struct Workspace {
   int64_t scales, sums, next, end;  // where they begin, in bytes
@@ -97,7 +102,7 @@ int *next_tile(const Work &work, const Routing &routing) {
 }
 
 // Whether a kernel comes before the product's.
-bool gathers(const Work &work, const Routing &routing) { return routing.gathers || work.counts_tiles; }
+bool gathers(const Work &work) { return work.takes_tokens || work.counts_tiles; }
 
 // Rows of tokens to the workspace, from where the product reads them then.
 void take_tokens(Work *work, const Routing &routing, GatherParams *p) {
@@ -120,8 +125,12 @@ void take_tokens(Work *work, const Routing &routing, GatherParams *p) {
 int gather(Work *work, const Routing &routing, uintptr_t stream) {
   GatherParams p = {};
   p.next = next_tile(*work, routing);
-  if (routing.gathers) take_tokens(work, routing, &p);
-  return run_walk(kKernel_gather_tokens, std::max<int64_t>(p.count_rows * p.sixteens, 1), p, stream);
+  if (work->takes_tokens) take_tokens(work, routing, &p);
+  p.threads_of_row = kThreads;
+  while (p.threads_of_row > kWarpSize && p.count_rows * p.threads_of_row > blocks_for_device() * kThreads)
+    p.threads_of_row /= 2;
+  const int64_t blocks = divide_up(p.count_rows * p.threads_of_row, kThreads);
+  return launch(kKernel_gather_tokens, least(std::max<int64_t>(blocks, 1), blocks_for_device()), &p, stream);
 }
 
 int combine(const Work &work, const Routing &routing, uintptr_t stream) {
@@ -148,7 +157,7 @@ void fill(const Work &work, const Routing &routing, RoutedParams *p) {
     q.y = at(routing, lay_out(work, routing).sums), q.y_stride = sums_of_row(work), q.y_bytes = sizeof(float);
   p->ends = {routing.ends, routing.end_bits};
   p->experts = static_cast<int>(routing.experts);
-  p->follows_gathering = gathers(work, routing);
+  p->follows_gathering = gathers(work);
   p->next = next_tile(work, routing);
 }
 
@@ -193,6 +202,7 @@ int multiply_streamed(const Work &work, const dlfp4_cuda_product &product, int f
   GroupedStreamParams p = {};
   p.factor_step = factor_step;
   p.cut = plan.cut;
+  if (routing.gathers) p.tokens = {routing.indices, routing.index_bits}, p.count_tokens = routing.tokens;
   fill(work, routing, &p);
   return launch_shape(prepared_kernel(product, kGroupedStream),
                       {{int64_t{multiprocessors()} * plan.at_once, 1}, plan.warps * kWarpSize, plan.shared_bytes, 1},
@@ -209,18 +219,29 @@ int multiply_in_tiles(const Work &work, const dlfp4_cuda_product &product, int f
              : launch_tiles(prepared_kernel(product, of == kManyRows ? kGroupedMany : kGroupedFew), of, p, stream);
 }
 
-int multiply_bytes(const Work &work, const dlfp4_cuda_bytes_product &product, const Routing &routing,
-                   uintptr_t stream) {
+int multiply_in_tiles(const Work &work, const dlfp4_cuda_bytes_product &product, const Routing &routing, RoutedRows of,
+                      uintptr_t stream) {
   GroupedBytesParams p = {};
   p.of_x = work.scales;
   p.of_weights = bytes_params(product).of_weights;
   p.weight_rows = static_cast<int>(product.columns * routing.experts);
-  int status = fill(work, routing, kByteBox, kRowsOfBytes, &p);
+  int status = fill(work, routing, kByteBox, of, &p);
   if (status == 0)
     status =
         describe(p.product.weights, kByteBox, p.weight_rows, p.product.depth, product.w.stride, kBlockRows, &p.weights);
   p.maps_scales = status == 0 && describe_scales(p.of_x, p.product, &p.x_scales);
-  return status != 0 ? status : launch_tiles(kOfBytes[byte_kind(product)], kRowsOfBytes, p, stream);
+  const int kind = byte_kind(product);
+  const DeviceKernel &kernel = are_few(of) ? kOfBytes<kGroupedFewBytes>[kind] : kOfBytes<kGroupedManyBytes>[kind];
+  return status != 0 ? status : launch_tiles(kernel, of, p, stream);
+}
+
+bool has_few_rows(const Work &work, const Routing &routing) {
+  return work.product.rows <= kFewOnAverage * routing.experts;
+}
+
+// Blocks of threads that share a multiprocessor ask for their next tile where there is memory for the count.
+bool can_count_tiles(const Work &work, const Routing &routing) {
+  return has_few_rows(work, routing) && lay_out(work, routing).end > 0;
 }
 
 // With what comes before and after multiply(work).
@@ -228,7 +249,7 @@ template <class Multiply>
 int run_routed(Work work, const Routing &routing, uintptr_t stream, const Multiply &multiply) {
   int status = 0;
   if (work.product.rows > 0) {
-    if (gathers(work, routing)) status = gather(&work, routing, stream);
+    if (gathers(work)) status = gather(&work, routing, stream);
     if (status == 0) status = multiply(work);
   }
   return status != 0 || !routing.adds || routing.tokens == 0 ? status : combine(work, routing, stream);
@@ -238,12 +259,22 @@ int multiply_prepared(const dlfp4_cuda_product &product, int factor_step, const 
   Work work = work_of(product);
   const Streaming plan = plan_streaming(work.product, weight_kind(product.format), routing.experts);
   const bool is_streamed = plan.at_once > 0;
-  const RoutedRows of = product.rows > kFewOnAverage * routing.experts ? kManyRows : kFewRows;
-  work.counts_tiles = !is_streamed && of == kFewRows && lay_out(work, routing).end > 0;
+  const RoutedRows of = has_few_rows(work, routing) ? kFewRows : kManyRows;
+  work.takes_tokens = routing.gathers && !is_streamed;  // streams read them where they lie
+  work.counts_tiles = !is_streamed && can_count_tiles(work, routing);
   return run_routed(work, routing, stream, [&](const Work &routed) {
     return is_streamed ? multiply_streamed(routed, product, factor_step, routing, plan, stream)
                        : multiply_in_tiles(routed, product, factor_step, routing, of, stream);
   });
+}
+
+int multiply_bytes(const dlfp4_cuda_bytes_product &product, const Routing &routing, uintptr_t stream) {
+  Work work = work_of(product);
+  work.takes_tokens = routing.gathers;
+  const RoutedRows of = has_few_rows(work, routing) ? kFewRowsOfBytes : kManyRowsOfBytes;
+  work.counts_tiles = can_count_tiles(work, routing);
+  return run_routed(work, routing, stream,
+                    [&](const Work &routed) { return multiply_in_tiles(routed, product, routing, of, stream); });
 }
 
 // Rows and tiles are counted in 32 bits.
@@ -300,7 +331,6 @@ int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_
   if (const int status = need_hopper_kernels(kImage)) return status;
   if (!can_count(product->rows, product->columns, product->depth, *routing)) return refuse(DLFP4_E_SHAPE);
   if (product->columns == 0) return 0;
-  return run_routed(work_of(*product), *routing, stream,
-                    [&](const Work &work) { return multiply_bytes(work, *product, *routing, stream); });
+  return multiply_bytes(*product, *routing, stream);
 }
 }

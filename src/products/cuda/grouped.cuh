@@ -313,24 +313,44 @@ class Experts {
 
 // --- Rows of tokens ------------------------------------------------------------------------------
 
-// A thread has 16 bytes at a time, or a scale. Rows that no expert has come along. The kernel of products may start as
-// soon as this one has waited for what makes the ends.
+// A row of a token by some threads, of which this is one; zeros where the token is not there.
+__device__ inline void gather_codes(const GatherParams &p, int64_t row, int64_t token, int own) {
+  constexpr int kAtOnce = 4;
+  const auto *from = reinterpret_cast<const uint4 *>(p.x + token * p.x_stride);
+  auto *to = reinterpret_cast<uint4 *>(p.rows) + row * p.sixteens;
+  for (int64_t first = own; first < p.sixteens; first += kAtOnce * p.threads_of_row) {
+    uint4 of[kAtOnce];
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * p.threads_of_row;
+      of[k] = token >= 0 && i < p.sixteens ? __ldg(from + i) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const int64_t i = first + k * p.threads_of_row;
+      if (i < p.sixteens) to[i] = of[k];
+    }
+  }
+}
+
+__device__ inline void gather_scales(const GatherParams &p, int64_t row, int64_t token, int own) {
+  const float *from = p.scales.data + token / p.scales.lines * p.scales.line_stride;
+  for (int64_t block = own; block < p.scales_of_row; block += p.threads_of_row)
+    p.row_scales[block * p.pitch_of_scales + row] = token >= 0 ? __ldg(from + block * p.scales.block_stride) : 0;
+}
+
+// Threads share rows out, not bytes: a division for each 16 took longer than to copy them. Rows that no expert has come
+// along. The kernel of products may start as soon as this one has waited for what makes the ends.
 __device__ inline void gather_rows(const GatherParams &p) {
   wait_for_kernel_before();
   let_next_kernel_start();
   if (p.next && global_thread() == 0) *p.next = 0;
-  const int64_t threads = int64_t{gridDim.x} * blockDim.x;
-  for (int64_t i = global_thread(); i < p.count_rows * p.sixteens; i += threads) {
-    const int64_t token = load_integer(p.tokens, i / p.sixteens);
-    const auto *from = reinterpret_cast<const uint4 *>(p.x + token * p.x_stride) + i % p.sixteens;
-    const bool there = token >= 0 && token < p.count_tokens;
-    reinterpret_cast<uint4 *>(p.rows)[i] = there ? *from : make_uint4(0, 0, 0, 0);
-  }
-  for (int64_t i = global_thread(); i < p.count_rows * p.scales_of_row; i += threads) {
-    const int64_t row = i % p.count_rows, block = i / p.count_rows, token = load_integer(p.tokens, row);
-    const bool there = token >= 0 && token < p.count_tokens;
-    p.row_scales[block * p.pitch_of_scales + row] =
-        there ? p.scales.data[token / p.scales.lines * p.scales.line_stride + block * p.scales.block_stride] : 0;
+  const int rows_at_once = blockDim.x / p.threads_of_row, own = threadIdx.x % p.threads_of_row;
+  for (int64_t row = blockIdx.x * rows_at_once + threadIdx.x / p.threads_of_row; row < p.count_rows;
+       row += gridDim.x * rows_at_once) {
+    const int64_t named = load_integer(p.tokens, row), token = named < p.count_tokens ? named : -1;
+    gather_codes(p, row, token, own);
+    if (p.scales_of_row) gather_scales(p, row, token, own);
   }
 }
 

@@ -10,32 +10,38 @@ namespace cuda {
 
 constexpr int kMostExperts = 512;
 
-// Kernels of tiles are for few rows of an expert or many, of 16 bits by prepared weights, and for bytes by bytes. Of
-// the first one two blocks of threads share a multiprocessor, for one waits while the other decodes.
-enum RoutedRows { kFewRows, kManyRows, kRowsOfBytes };
+// Kernels of tiles are for few rows of an expert or many, of 16 bits by prepared weights or of bytes by bytes. Of those
+// for few two blocks of threads share a multiprocessor, for one waits, or stores results, while the other multiplies.
+enum RoutedRows { kFewRows, kManyRows, kFewRowsOfBytes, kManyRowsOfBytes };
 
-DLFP4_RULE int blocks_at_once(RoutedRows of) { return of == kFewRows ? 2 : 1; }
+DLFP4_RULE bool are_few(RoutedRows of) { return of == kFewRows || of == kFewRowsOfBytes; }
+DLFP4_RULE bool are_bytes(RoutedRows of) { return of >= kFewRowsOfBytes; }
+
+DLFP4_RULE int blocks_at_once(RoutedRows of) { return are_few(of) ? 2 : 1; }
 
 // Blocks of threads of a cluster, which have the same rows of x.
-DLFP4_RULE int count_sharers(RoutedRows of) { return of == kRowsOfBytes ? 2 : 1; }
+DLFP4_RULE int count_sharers(RoutedRows of) { return of == kManyRowsOfBytes ? 2 : 1; }
 
 // Of a tile.
-DLFP4_RULE int most_rows(RoutedRows of) { return of == kFewRows ? 64 : 256; }
+DLFP4_RULE int most_rows(RoutedRows of) { return are_few(of) ? 64 : 256; }
 
 // Sizes of tiles, the largest first. Of 16 bits they are multiples of the smallest, of bytes each is half of the one
 // before.
-DLFP4_RULE int least_rows(RoutedRows of) { return of == kFewRows ? 8 : of == kManyRows ? 16 : 32; }
-DLFP4_RULE int count_sizes(RoutedRows of) { return of == kRowsOfBytes ? 4 : most_rows(of) / least_rows(of); }
+DLFP4_RULE int least_rows(RoutedRows of) { return of == kFewRows ? 8 : of == kManyRowsOfBytes ? 32 : 16; }
+DLFP4_RULE int count_sizes(RoutedRows of) {
+  const int multiples = most_rows(of) / least_rows(of);
+  return are_bytes(of) ? 1 + (multiples > 1) + (multiples > 2) + (multiples > 4) : multiples;
+}
 
 DLFP4_RULE int rows_of_size(RoutedRows of, int size) {
-  return of == kRowsOfBytes ? most_rows(of) >> size : most_rows(of) - size * least_rows(of);
+  return are_bytes(of) ? most_rows(of) >> size : most_rows(of) - size * least_rows(of);
 }
 
 // Sizes whose tiles have x as the first operand: multiples of what the warpgroups share out then.
-DLFP4_RULE int sizes_by_x(RoutedRows of) { return of == kRowsOfBytes ? 2 : 0; }
+DLFP4_RULE int sizes_by_x(RoutedRows of) { return of == kManyRowsOfBytes ? 2 : 0; }
 
 // Rows of x in a copy; a tile's last one may bring some more than it has.
-DLFP4_RULE int routed_box(RoutedRows of) { return of == kFewRows ? 16 : 32; }
+DLFP4_RULE int routed_box(RoutedRows of) { return are_few(of) ? 16 : 32; }
 DLFP4_RULE int copied_rows(RoutedRows of, int size) {
   return (rows_of_size(of, size) + routed_box(of) - 1) / routed_box(of) * routed_box(of);
 }
@@ -45,10 +51,12 @@ DLFP4_RULE int sets_of_operands(RoutedRows of) { return 3 - blocks_at_once(of); 
 
 // Of what whole tiles leave of an expert's rows: the smallest size that holds it, or none.
 DLFP4_RULE int size_of_last(int rows, RoutedRows of) {
-  const int most = most_rows(of), left = rows % most;
+  const int left = rows % most_rows(of);
   if (left == 0) return count_sizes(of);
-  return of == kRowsOfBytes ? (left <= most / 2) + (left <= most / 4) + (left <= most / 8)
-                            : (most - left) / least_rows(of);
+  if (!are_bytes(of)) return (most_rows(of) - left) / least_rows(of);
+  int size = 0;
+  while (size + 1 < count_sizes(of) && left <= rows_of_size(of, size + 1)) ++size;
+  return size;
 }
 
 // How many tiles there are of one size, for an expert's rows and a block of weights.
@@ -78,9 +86,9 @@ struct Schedule {
 };
 
 // Sums on their way out: so many rows of a warpgroup's columns leave together, four floats further apart than they need
-// so that they start in different banks.
+// so that they start in different banks. Of bytes so few that the ring has room for a fourth stage.
 constexpr int kPiecePitch = kColumnsOfHalf + 4;
-DLFP4_RULE int piece_rows(RoutedRows of) { return of == kFewRows ? 16 : 32; }
+DLFP4_RULE int piece_rows(RoutedRows of) { return of == kFewRowsOfBytes ? 8 : of == kFewRows ? 16 : 32; }
 DLFP4_RULE int piece_bytes(RoutedRows of) { return piece_rows(of) * kPiecePitch * 4; }
 
 // Rows of x begin at multiples of what is swizzled.
@@ -120,6 +128,8 @@ constexpr int kPassed = 8;                                  // tiles whose sums 
 constexpr int kStreamScheduleBytes = 2 * kMostExperts * 4;  // where experts' rows and tiles end
 
 struct GroupedStreamParams : RoutedParams {
+  Integers tokens;  // that rows are of; null: in order
+  int64_t count_tokens;
   StreamedCut cut;
 };
 
@@ -137,6 +147,7 @@ struct GatherParams {
   int64_t x_stride;  // bytes, a multiple of 16
   uint8_t *rows;
   int64_t sixteens;  // of a row
+  int threads_of_row;
   ByteScales scales;
   float *row_scales;                       // those of all rows for a block along K, then the next
   int64_t scales_of_row, pitch_of_scales;  // or 0

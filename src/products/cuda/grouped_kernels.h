@@ -9,7 +9,7 @@ namespace dlfp4 {
 namespace cuda {
 
 // What there are kernels for; 0 is kByName.
-enum GroupedOperation { kGroupedStream = 1, kGroupedFew, kGroupedMany, kGroupedBytes };
+enum GroupedOperation { kGroupedStream = 1, kGroupedFew, kGroupedMany, kGroupedFewBytes, kGroupedManyBytes };
 
 }  // namespace cuda
 }  // namespace dlfp4

@@ -26,6 +26,26 @@ class StreamedExperts {
     int expert, first_row, end_row;
   };
 
+  // Rows of x that a lane copies parts of, four rows apart among those of a run; -1 where none is.
+  static constexpr int kOwnRows = kStreamedRows / Slice::kRowsAtOnce;
+  struct Tokens {
+    int of[kOwnRows];
+  };
+
+  // As Slice::RowsInOrder.
+  struct RowsOfTokens {
+    const ProductParams &q;
+    const Tokens &tokens;
+    int first_byte, own = 0;
+    const uint8_t *from = find();
+
+    __device__ bool has(int) const { return tokens.of[own] >= 0; }
+    __device__ const uint8_t *find() const { return q.x + tokens.of[own] * q.x_stride + first_byte; }
+    __device__ void advance() {
+      if (++own < kOwnRows) from = find();
+    }
+  };
+
   const GroupedStreamParams &p_;
   const ProductParams &q_;
   const StreamedCut &cut_;
@@ -129,10 +149,33 @@ class StreamedExperts {
   __device__ int slice_number(int slice) const { return warp_ + slice * warps_; }
   __device__ int block_of(int slice) const { return slice_number(slice) * Slice::kBlocks; }
 
+  // --- Rows of x
+
+  __device__ Tokens find_tokens(const Run &run) const {
+    Tokens tokens;
+    int row = run.first_row + lane_ / Slice::kRowLanes;
+#pragma unroll
+    for (int &token : tokens.of) {
+      token = row < run.end_row ? token_of(row) : -1;
+      row += Slice::kRowsAtOnce;
+    }
+    return tokens;
+  }
+
+  __device__ int token_of(int row) const {
+    if (!p_.tokens.data) return row;
+    const int64_t token = load_integer(p_.tokens, row);
+    return token >= 0 && token < p_.count_tokens ? static_cast<int>(token) : -1;
+  }
+
   // --- Products
 
   __device__ void multiply(const Run &run) {
-    for (int i = 0; i < slices_; ++i) Slice::copy_x(q_, x_of(i), run.first_row, run.end_row, slice_number(i), lane_);
+    const Tokens tokens = find_tokens(run);
+    for (int i = 0; i < slices_; ++i) {
+      const int slice = slice_number(i), first_chunk = slice * Slice::kChunks + lane_ % Slice::kRowLanes;
+      Slice::copy_slice(q_, x_of(i), slice, lane_, RowsOfTokens{q_, tokens, first_chunk * 16});
+    }
     commit_copies();
     wait_for_copies<0>();
     __syncwarp();

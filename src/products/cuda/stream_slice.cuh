@@ -80,30 +80,48 @@ struct StreamSlice {
     return ((x + chunk * 16) ^ row % 8 * 16) + row * kRowBytes;
   }
 
-  // Four rows at a time, eight lanes each, from `first_row` on.
+  static constexpr int kRowLanes = 8, kRowsAtOnce = kWarpSize / kRowLanes;  // lanes that copy a row
+
+  // Rows of x from one on, as a lane copies them: its own of four at a time, from its first 16 bytes on.
+  struct RowsInOrder {
+    const uint8_t *from;
+    int left;
+    int64_t step;
+
+    __device__ RowsInOrder(const ProductParams &q, int first_row, int end_row, int first_chunk, uint32_t lane)
+        : from(q.x + (first_row + lane / kRowLanes) * q.x_stride + (first_chunk + lane % kRowLanes) * 16),
+          left(end_row - first_row - lane / kRowLanes),
+          step(kRowsAtOnce * q.x_stride) {}
+
+    __device__ bool has(int row) const { return row < left; }
+    __device__ void advance() { from += step; }
+  };
+
   __device__ static void copy_x(const ProductParams &q, uint32_t x, int first_row, int end_row, int slice,
                                 uint32_t lane) {
-    if ((slice + 1) * kChunks * 8 <= q.depth)
-      copy_rows<true>(q, x, first_row, end_row, slice * kChunks, lane);
-    else
-      copy_rows<false>(q, x, first_row, end_row, slice * kChunks, lane);
+    copy_slice(q, x, slice, lane, RowsInOrder(q, first_row, end_row, slice * kChunks, lane));
   }
 
-  // Zeros beyond the rows and, if the slice is not whole, beyond K.
-  template <bool IsWhole>
-  __device__ static void copy_rows(const ProductParams &q, uint32_t x, int first_row, int end_row, int first_chunk,
-                                   uint32_t lane) {
-    constexpr uint32_t kLanes = 8, kAtOnce = kWarpSize / kLanes;
-    const int row = lane / kLanes, chunk = lane % kLanes, left = end_row - first_row - row;
-    const uint8_t *from = q.x + (first_row + row) * q.x_stride + (first_chunk + chunk) * 16;
-    const uint32_t to = x_address(x, row, chunk);
+  template <class Rows>
+  __device__ static void copy_slice(const ProductParams &q, uint32_t x, int slice, uint32_t lane, const Rows &rows) {
+    if ((slice + 1) * kChunks * 8 <= q.depth)
+      copy_rows<true>(q, x, slice * kChunks, lane, rows);
+    else
+      copy_rows<false>(q, x, slice * kChunks, lane, rows);
+  }
+
+  // Zeros for rows that are not there and, if the slice is not whole, beyond K.
+  template <bool IsWhole, class Rows>
+  __device__ static void copy_rows(const ProductParams &q, uint32_t x, int first_chunk, uint32_t lane, Rows rows) {
+    const int chunk = lane % kRowLanes;
+    const uint32_t to = x_address(x, lane / kRowLanes, chunk);
 #pragma unroll
-    for (int rows = 0; rows < kRows; rows += kAtOnce) {
+    for (int row = 0; row < kRows; row += kRowsAtOnce) {
 #pragma unroll
-      for (int i = 0; i < kChunks; i += kLanes)
-        copy_16((to ^ rows % 8 * 16) + rows * kRowBytes + i * 16, from + i * 16,
-                rows < left && (IsWhole || (first_chunk + chunk + i) * 8 < q.depth));
-      from += kAtOnce * q.x_stride;
+      for (int i = 0; i < kChunks; i += kRowLanes)
+        copy_16((to ^ row % 8 * 16) + row * kRowBytes + i * 16, rows.from + i * 16,
+                rows.has(row) && (IsWhole || (first_chunk + chunk + i) * 8 < q.depth));
+      rows.advance();
     }
   }
 
