@@ -123,7 +123,10 @@ RULES = {
         "dlfp4.cast(from_table, 'float16', out=dlfp4.from_dlpack(of_cupy).view('float16')[:, :64])",
         "16",
     ),
-    "out as an object of a framework": ("dlfp4.cast(from_table, 'float32', out=of_cupy)", "48"),
+    "out as an object of a framework": (
+        "dlfp4.cast(from_table.view('float16')[:, :64], 'float32', out=of_cupy)",
+        "48",
+    ),
     "an operand that is an object, before our own": ("dlfp4.vecdot(from_table, of_cupy)", "48"),
     "where our tensor came from, though the first came from nobody": ("dlfp4.vecdot(own, from_table)", "16"),
     "a global scale": ("dlfp4.quantize(own, 'nvfp4', global_scale=of_cupy_scale)", "48"),

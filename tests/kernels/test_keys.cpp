@@ -8,6 +8,7 @@
 #include "blocks/cuda/block_kernels.h"
 #include "codecs/cuda/codec_kernels.h"
 #include "products/cuda/dot_kernels.h"
+#include "products/cuda/grouped_kernels.h"
 #include "products/cuda/product_kernels.h"
 #include "support.h"
 
@@ -76,6 +77,7 @@ int main() {
   Kernels<image_of_codecs::kNumKernels>{kImage_codecs, image_of_codecs::kKeys, image_of_codecs::kNames}.test();
   Kernels<image_of_blocks::kNumKernels>{kImage_blocks, image_of_blocks::kKeys, image_of_blocks::kNames}.test();
   Kernels<image_of_dots::kNumKernels>{kImage_dots, image_of_dots::kKeys, image_of_dots::kNames}.test();
+  Kernels<image_of_grouped::kNumKernels>{kImage_grouped, image_of_grouped::kKeys, image_of_grouped::kNames}.test();
   Kernels<image_of_products::kNumKernels>{kImage_products, image_of_products::kKeys, image_of_products::kNames}.test();
   test_tables();
   return dlfp4::report();
