@@ -6,7 +6,6 @@ import contextlib
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, takewhile
 
 from dlfp4.parsing import brief
 
@@ -87,8 +86,10 @@ class Beginnings:
 
     def find(self, start: str) -> list[str]:
         """The names that begin so."""
-        first = bisect_left(self.names, start)
-        return list(takewhile(lambda name: name.startswith(start), islice(self.names, first, None)))
+        first = end = bisect_left(self.names, start)
+        while end < len(self.names) and self.names[end].startswith(start):
+            end += 1
+        return self.names[first:end]
 
 
 @contextlib.contextmanager

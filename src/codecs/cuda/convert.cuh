@@ -1,7 +1,8 @@
-// Conversions on the device: any two formats by the oracle's rules, and fast runs to and from at most 8 bits and
-// between floats. Layout: any strides for the one, contiguous runs on aligned memory for the others. Trick: runs go by
-// whole steps of codes.cuh; codes without an instruction of their own are looked up in a table that the block makes of
-// numerics.h.
+// Conversions on the device: any two formats by the oracle's rules, and fast runs to and from at most 8 bits, and
+// between floats.
+// Layout: any strides for the one, contiguous runs on aligned memory for the others.
+// Trick: runs go by whole steps of codes.cuh; codes without an instruction of their own are looked up in a table that
+// the block makes of numerics.h.
 #ifndef DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
 #define DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
 
