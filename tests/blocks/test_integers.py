@@ -231,7 +231,7 @@ def test_parts_that_do_not_fit_are_refused():
         make_of(zero_points=zeros.astype(np.int32))
     with pytest.raises(TypeError, match="biases has dtype uint8; expected one of float32"):
         make_of(biases=zeros)
-    with pytest.raises(ValueError, match="mxfp4 has not"):
+    with pytest.raises(ValueError, match="mxfp4 does not"):
         ScaledTensor.from_parts(
             np.zeros((4, 32), np.uint8), np.zeros((4, 2), np.uint8), format="mxfp4", zero_points=zeros
         )

@@ -238,7 +238,7 @@ def test_a_program_is_built_as_the_page_says(tmp_path, way):
     if "CMake" in way:
         command += " && cmake --build build && mv build/program ."
     elif "pkg-config" in way:
-        command += " " + re.search(r"link with `([^`]+)`", PAGE)[1]
+        command += " " + re.search(r"link with\s+`([^`]+)`", PAGE)[1]
     run("sh", "-ec", command, cwd=tmp_path, env=env)
     assert run(tmp_path / "program").strip() == dlfp4.__version__
 
