@@ -73,8 +73,6 @@ def check_activation(activation: Activation | None, a: Operand, b: Operand, name
     check_named(activation)
     if isinstance(a, ScaledTensor):
         raise BackendError(f"activation={activation!r} rounds floats, and {name} is quantized already; leave it out")
-    if a.dtype.num not in FLOAT_NUMBERS:
-        raise TypeError(f"activation={activation!r} rounds floats, and {name} has dtype {a.dtype}; leave it out")
     format, depth = ACTIVATIONS[activation], a.shape[-1]
     if format is None:
         check_codes(activation, b)

@@ -169,3 +169,12 @@ def test_codes_of_transformed_weights_meet_no_integers():
         dlfp4.matmul(X, w[0].mT, activation="int8")
     with pytest.raises(dlfp4.BackendError, match=r"transformed by hadamard=.*: quantize weights without"):
         dlfp4.grouped_matmul(X, w.mT, np.array([32, 64]), activation="int8")
+
+
+@pytest.mark.parametrize("activation", FP8)
+def test_float64_is_taken_as_quantize_takes_it(activation):
+    x = np.random.default_rng(3).normal(size=(8, 64))
+    rounded = dlfp4.quantize(x, FP8[activation], recipe="ocp" if activation == "mxfp8" else None)
+    expected = dlfp4.matmul(rounded, W.mT).to_numpy()
+    assert expected.any()
+    assert dlfp4.matmul(x, W.mT, activation=activation).to_numpy().tobytes() == expected.tobytes()
