@@ -265,13 +265,12 @@ class DeviceWeights:
             "torch bf16": by_bfloat16,
             "torch fp8 rows": by_fp8,
             "Humming": lambda: by_humming(False, rows),
-            "Humming fp8 x": lambda: by_humming(True, rows8, ones[:, None]),
         }
         if self.in_blocks:
             blocks = given_rows.to_torch()
             makers["Humming"] = lambda: by_humming(True, blocks.data, blocks.scales)
-        if self.format != "mxfp4":
-            del makers["Humming fp8 x"]
+        if self.format == "mxfp4":
+            makers["Humming fp8 x"] = lambda: by_humming(True, rows8, ones[:, None])
         cases = make_cases(makers)
         moved = bytes_of(shape, self.nbytes, routing) / options.bandwidth / 1e3
         multiplied = 2 * len(rows) * shape.n * shape.k / options.rate / (2e6 if self.in_blocks else 1e6)
