@@ -17,7 +17,7 @@ Peers: PyTorch, the same compiled (Triton kernels), torchao as it is and compile
 import argparse
 import itertools
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,36 @@ def nbytes(*parts: Any) -> int:
     return sum(part.nbytes if hasattr(part, "nbytes") else part.numel() * part.element_size() for part in parts)
 
 
-def cast_group(torch: Any, x: Any, target: str) -> Group:
+def layouts_of(x: Any) -> dict[str, Any]:
+    """Of square x: the left half of wider rows, that from an odd column on, heads of 128 before tokens, columns."""
+    size = len(x)
+    wide = x.repeat(1, 2)
+    return {
+        "rows with gaps": wide[:, :size],
+        "odd start": wide[:, 1 : size + 1],
+        "heads": x.view(8, size // 8, size // 128, 128).transpose(1, 2),
+        "transposed": x.t(),
+    }
+
+
+def cast_group(torch: Any, x: Any, target: str, layout: str = "") -> Group:
+    """To row-major memory; to the same type it is a copy."""
     out = dlfp4.cast(x, target)
     source = str(x.dtype).split(".")[1]
     group = Group(
-        f"{source} -> {target}", nbytes(x, out), x.numel(), "cast",
+        f"{source} -> {target}{layout and ', ' + layout}", nbytes(x, out), x.numel(), "cast",
         device_case("dlfp4", lambda: dlfp4.cast(x, target, out=out)),
     )  # fmt: skip
     if hasattr(torch, target):
-        dtype = getattr(torch, target)
-        compiled = torch.compile(lambda t: t.to(dtype), dynamic=False)
+        dtype, row_major = getattr(torch, target), torch.contiguous_format
+        convert = (
+            (lambda t: t.clone(memory_format=row_major))
+            if x.dtype == dtype
+            else (lambda t: t.to(dtype, memory_format=row_major))
+        )
+        compiled = torch.compile(convert, dynamic=False)
         group.peers = {
-            "torch": device_case("torch", lambda: x.to(dtype)),
+            "torch": device_case("torch", lambda: convert(x)),
             "torch.compile": device_case("torch.compile", lambda: compiled(x)),
         }
     return group
@@ -153,6 +171,16 @@ def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str
     return group
 
 
+def layout_groups(torch: Any, torchao: Torchao, x: Any, layout: str, given: Any) -> list[Group]:
+    source = str(x.dtype).split(".")[1]
+    targets = (source, "float16" if source == "bfloat16" else "bfloat16", "float8_e4m3fn", "float4_e2m1fn")
+    groups = [cast_group(torch, x, target, layout) for target in targets]
+    for name in ("nvfp4", "fp8_1x128"):
+        group = quantize_group(torch, torchao, x, name, "", given if name == "nvfp4" else None)
+        groups.append(replace(group, title=f"{group.title}, {layout}", peers={}))
+    return groups
+
+
 def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
     groups = []
     given = torch.tensor(0.002, device="cuda")
@@ -161,6 +189,8 @@ def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
         other_float = "bfloat16" if dtype == torch.float32 else "float16"
         for target in (other_float, "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn"):
             groups += [cast_group(torch, x, target), back_group(torch, x, target)]
+        for layout, view in layouts_of(x).items():
+            groups += layout_groups(torch, torchao, view, layout, given)
         for name in FORMATS:
             for along in AXES:
                 if along != " both" or name.startswith(("nvfp4", "mx")):

@@ -362,6 +362,7 @@ cdef extern from "gpu/kernels.h" nogil:
         float *places[2]
     int dlfp4_cuda_quantize(int, uintptr_t, const dlfp4_matrix *, int, const dlfp4_recipe *, const dlfp4_cuda_scale *,
                             const dlfp4_blocks *, const dlfp4_blocks *)
+    bint dlfp4_cuda_quantizes_slowly(const dlfp4_matrix *, int)
     int dlfp4_cuda_dequantize(int, uintptr_t, const dlfp4_blocks *, int, const float *, const dlfp4_matrix *)
     int dlfp4_cuda_convert_scales(int, uintptr_t, const void *, int, void *, int, int64_t, int64_t, int, uint8_t)
     int dlfp4_cuda_shuffle_weight(int, uintptr_t, const void *, void *, int64_t, int64_t, int)

@@ -103,13 +103,6 @@ __device__ inline void load_step(const uint8_t *src, bool there, uint4 *raw) {
     raw[i] = there ? reinterpret_cast<const uint4 *>(src)[i] : make_uint4(0, 0, 0, 0);
 }
 
-template <int Dtype>
-__device__ inline FloatStep load_floats(const uint8_t *src) {
-  uint4 raw[kFloatVectors<Dtype>];
-  load_step<Dtype>(src, true, raw);
-  return unpack_step<Dtype>(raw);
-}
-
 // The larger magnitudes of two halves each, whose signs mean nothing; NaN wins.
 template <int Dtype>
 __device__ inline uint32_t larger_halves(uint32_t largest, uint32_t word) {
@@ -484,6 +477,15 @@ __device__ inline void narrow_step(const float *values, bool has_nan, uint32_t *
   } else {
 #pragma unroll
     for (int i = 0; i < kStep; i += 2) words[i / 2] = narrow_pair<Dst>(values[i], values[i + 1]);
+  }
+}
+
+template <int Words>
+__device__ inline void load_vectors(const uint8_t *src, uint32_t *words) {
+#pragma unroll
+  for (int i = 0; i < Words; i += 4) {
+    const uint4 vector = reinterpret_cast<const uint4 *>(src)[i / 4];
+    words[i] = vector.x, words[i + 1] = vector.y, words[i + 2] = vector.z, words[i + 3] = vector.w;
   }
 }
 

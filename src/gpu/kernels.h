@@ -33,6 +33,9 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
                         const dlfp4_cuda_scale *scale, const dlfp4_blocks *along_rows,
                         const dlfp4_blocks *along_columns);
 
+/* Whether it is faster from a compact copy of `x`, which is then read by vectors. */
+int dlfp4_cuda_quantizes_slowly(const dlfp4_matrix *x, int format);
+
 /* `decode` is on the device, or NULL. */
 int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, int format, const float *decode,
                           const dlfp4_matrix *result);

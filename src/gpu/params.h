@@ -16,11 +16,8 @@ constexpr unsigned kAllLanes = 0xFFFFFFFF;
 constexpr int kStep = 16;  // elements at a time of a thread of the fast kernels
 constexpr int kMostDims = 12;
 
-// Floats to codes of at most 8 bits in one run, rounded to nearest even: see encode_rule.h.
+// Floats to codes of at most 8 bits, rounded to nearest even: see encode_rule.h.
 struct EncodeParams {
-  const uint8_t *src;
-  uint8_t *dst;
-  int64_t steps;  // of kStep elements
   uint32_t limit, lowest, magic, shift;
   uint32_t sign;       // the code's sign bit
   uint32_t nan, flip;  // of a NaN: nan ^ (sign & flip)

@@ -49,7 +49,9 @@ def multiply_coded(x, stream):
 
 OPERATIONS = {
     "cast": lambda x, stream: lambda: dlfp4.cast(x, "float8_e4m3fn", stream=stream()),
+    "copy": lambda x, stream: lambda: dlfp4.from_dlpack(x).copy(),
     "quantize": lambda x, stream: lambda: dlfp4.quantize(x, "nvfp4", stream=stream()),
+    "quantize a copy": lambda x, stream: lambda: dlfp4.quantize(x[:, 1:481], "nvfp4", stream=stream()),
     "rows": lambda x, stream: lambda: dlfp4.quantize(x, "fp8_row", stream=stream()),
     "a scale a row": lambda x, stream: lambda: dlfp4.quantize(x, "nvfp4", recipe=ROWS, stream=stream()),
     "both": lambda x, stream: lambda: dlfp4.quantize(x, "mxfp8_e4m3", axis=(-1, -2), stream=stream())[1],

@@ -15,7 +15,7 @@ from dlfp4._core import _cuda_capability
 from dlfp4.checkpoints import join_parts, split_parts, to_ggml
 
 from ..support import reference
-from ..support.capsules import DTYPES, Made, flushed_subnormals
+from ..support.capsules import DTYPES, PADDED, Made, flushed_subnormals
 from ..support.reference import dtype_of, host_bytes, raw_bytes
 
 pytestmark = pytest.mark.gpu
@@ -113,6 +113,74 @@ def test_strided_copies_of_every_type(name):
     device = codes.to_device(CUDA)
     for view in (lambda t: t.T, lambda t: t[::2, 1::3], lambda t: t[::-1], lambda t: t[:, ::-2]):
         assert host_bytes(view(device).copy()) == raw_bytes(view(codes).copy())
+
+
+# Of 64 by 128: rows with gaps, of no vectors, and with a rest; heads; columns that are rows; each second; backwards;
+# the same row again; dimensions too short for steps; more of them than kernels count.
+LAYOUTS = {
+    "pitch": lambda t: t[:, :64],
+    "offset": lambda t: t[:, 1:66],
+    "rest": lambda t: t[3:, 16:91],
+    "heads": lambda t: t[:48].reshape(4, 12, 8, 16).transpose(0, 2, 1, 3),
+    "turned": lambda t: t.T,
+    "turned with a rest": lambda t: t[2:41, 32:].T,
+    "turned heads": lambda t: t.reshape(4, 16, 8, 16)[..., 1:].transpose(2, 0, 3, 1),
+    "second": lambda t: t[1:, ::2],
+    "backwards": lambda t: t[::-1, ::-1],
+    "again": lambda t: np.broadcast_to(t[1], (20, 128)),
+    "short": lambda t: t[:, 4:11],
+    "narrow": lambda t: t.reshape(-1)[:8190].reshape(-1, 3)[:, :2],
+    "many": lambda t: t.reshape((2,) * 13)[(slice(None), slice(None, None, -1)) * 6],
+}
+LAYOUT_TYPES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2fnuz", "float6_e2m3fn", "float4_e2m1fn"]
+PACKED = [name for name in LAYOUT_TYPES if reference.BITS[name] < 8]
+FROM_BYTES = ["pitch", "rest", "heads", "turned", "second", "again", "short", "narrow"]  # that start on bytes, packed
+TO_BYTES = ["pitch", "rest", "heads", "short"]  # all of whose rows do
+
+
+def laid_out(device, base, view):
+    """The elements on the device that `view` has of `base`, which may be packed there."""
+    bits = reference.BITS[base.dtype.name] if device.packed else 8 * base.itemsize
+    start = (view.ctypes.data - base.ctypes.data) // base.itemsize * bits
+    assert start % 8 == 0
+    made = Made(view, data=device.data_ptr + start // 8, device=(2, 0), flags=0 if device.packed else PADDED)
+    return made, dlfp4.from_dlpack(made.capsule)
+
+
+@pytest.mark.parametrize(
+    ("source", "layout", "packed"),
+    [*itertools.product(LAYOUT_TYPES, LAYOUTS, [False]), *itertools.product(PACKED, FROM_BYTES, [True])],
+)
+def test_casts_from_every_layout(source, layout, packed):
+    base = np.resize(hard_inputs(source, "float8_e4m3fn"), (64, 128))
+    view, device = LAYOUTS[layout](base), dlfp4.cast(base, source, packed=packed).to_device(CUDA)
+    _made, given = laid_out(device, base, view)
+    assert host_bytes(given.copy()) == host_bytes(dlfp4.cast(np.ascontiguousarray(view), source, packed=packed))
+    for target in LAYOUT_TYPES:
+        for pads in (True, False):
+            expected = dlfp4.cast(np.ascontiguousarray(view), target, packed=pads)
+            assert host_bytes(dlfp4.cast(given, target, packed=pads)) == raw_bytes(expected), (target, pads)
+
+
+@pytest.mark.parametrize(
+    ("target", "layout", "packed"),
+    [
+        *itertools.product(LAYOUT_TYPES, [name for name in LAYOUTS if name != "again"], [False]),
+        *itertools.product(PACKED, TO_BYTES, [True]),
+    ],
+)
+def test_casts_to_every_layout(target, layout, packed):
+    """What lies between stays as it was."""
+    base = np.resize(reference.random_codes(target, 999)[::-1], (64, 128))
+    view = LAYOUTS[layout](base)
+    before = dlfp4.cast(base, target, packed=packed)
+    for source in LAYOUT_TYPES:
+        x = np.resize(hard_inputs(source, target), view.shape)
+        device, after = before.to_device(CUDA), base.copy()
+        _made, out = laid_out(device, base, view)
+        dlfp4.cast(dlfp4.asarray(x).to_device(CUDA), target, out=out)
+        LAYOUTS[layout](after)[...] = dlfp4.cast(x, target, packed=False).to_numpy().reshape(view.shape)
+        assert host_bytes(device) == raw_bytes(dlfp4.cast(after, target, packed=packed)), source
 
 
 def test_out_on_the_device(torch):

@@ -139,8 +139,6 @@ cdef Tensor duplicate(Tensor self):
     cdef Tensor result
     cdef Place place
     secure(self)
-    if on_cuda(self) and is_compact_tensor(self):   # needs no kernel
-        return move(self, Device("cuda", self.dl.device.device_id))
     if not on_cuda(self) and not host_readable(self.dl.device.device_type):
         return move(self, device_of(self))   # which says why not
     place = place_for(self, None, self)

@@ -154,6 +154,9 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
     check_rotated(results[0])
     written = results if rules.scale_dtype is None else with_float32_scales(results, &place)
     touch_nothing(&touched)
+    if not is_host(&place) and not place.is_nowhere and dlfp4_cuda_quantizes_slowly(&call.x, call.format):
+        source = copy_on(source, &place)
+        fill_matrix(&call.x, source)
     reads(&touched, source)
     if per != "tensor":
         start_parts(&call, units, results, &place)

@@ -744,6 +744,17 @@ int dlfp4_cuda_quantize(int device, uintptr_t stream, const dlfp4_matrix *x, int
   return run(kKernel_tensor_scale, 1, params, stream);
 }
 
+// Kernels read rows, or columns that are rows in memory, which bytes do not change places for.
+int dlfp4_cuda_quantizes_slowly(const dlfp4_matrix *x, int format) {
+  using namespace dlfp4;
+  using namespace dlfp4::cuda;
+  FormatInfo info;
+  Lines rows;
+  if (!find_format(format, &info) || !make_lines(*x, kAlongRows, &rows) || rows.length % kStep != 0) return 0;
+  const bool turns = is_row_major(transposed(rows)) && (info.bits < 8 || is_symmetric(info));
+  return !is_row_major(rows) && !turns;
+}
+
 int dlfp4_cuda_dequantize(int device, uintptr_t stream, const dlfp4_blocks *q, int format, const float *decode,
                           const dlfp4_matrix *result) {
   using namespace dlfp4;

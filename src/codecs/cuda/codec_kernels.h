@@ -3,12 +3,13 @@
 #define DLFP4_SRC_CODECS_CUDA_CODEC_KERNELS_H_
 
 #include "gpu/keys.h"
+#include "params.h"
 
 namespace dlfp4 {
 namespace cuda {
 
 // What there are kernels for; 0 is kByName.
-enum CodecOperation { kEncode = 1, kEncodeToBits, kDecode, kRecodeBits, kConvertFloats };
+enum CodecOperation { kEncode = 1, kEncodeToBits, kDecode, kRecodeBits, kConvertFloats, kMove };
 
 }  // namespace cuda
 }  // namespace dlfp4

@@ -1,14 +1,12 @@
-// Conversions on the device: any two formats by the oracle's rules, and fast runs to and from at most 8 bits, and
-// between floats.
-// Layout: any strides for the one, contiguous runs on aligned memory for the others.
-// Trick: runs go by whole steps of codes.cuh; codes without an instruction of their own are looked up in a table that
-// the block makes of numerics.h.
+// Conversions on the device: any two formats by the oracle's rules; and fast ones to and from at most 8 bits, between
+// floats, and of elements that are moved.
+// Layout: any strides for the one, the layouts of steps.cuh for the others.
+// Trick: a thread has a whole step of codes.cuh; codes without an instruction of their own are looked up in a table
+// that the block makes of numerics.h.
 #ifndef DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
 #define DLFP4_SRC_CODECS_CUDA_CONVERT_CUH_
 
-#include "gpu/codes.cuh"
-#include "gpu/elements.cuh"
-#include "params.h"
+#include "steps.cuh"
 
 namespace dlfp4 {
 namespace cuda {
@@ -75,7 +73,7 @@ __device__ inline void convert_groups(const ConvertParams &p) {
     convert_group(p, number);
 }
 
-// --- Runs ------------------------------------------------------------------------------------
+// --- Steps -----------------------------------------------------------------------------------
 
 // The largest number of both types, as a float's bits.
 template <int From, int To>
@@ -83,11 +81,12 @@ constexpr uint32_t kLargest = From == DLFP4_float16 || To == DLFP4_float16 ? 0x4
 
 // A copy, for `words` would otherwise lie in memory for the other steps as well.
 template <int From, int To, int Words>
-__device__ inline void convert_step_by_rule(const DecodeParams &p, const uint8_t *src, uint32_t (&words)[Words]) {
+__device__ inline void convert_step_by_rule(const DecodeParams &p, const uint8_t *src, int64_t stride,
+                                            uint32_t (&words)[Words]) {
   uint32_t found[Words] = {};
 #pragma unroll 1
   for (int i = 0; i < kStep; ++i) {
-    const uint64_t code = load_bytes(src + i * kFloatBytes<From>, kFloatBytes<From>);
+    const uint64_t code = load_element<kTypes[From].bits>(src + i * stride);
     const auto to = static_cast<uint32_t>(convert(type_of<From>(), type_of<To>(), code, p.round, {0, 0, 0}));
     found[i * kFloatBytes<To> / 4] |= to << i * kFloatBytes<To> % 4 * 8;
   }
@@ -95,45 +94,64 @@ __device__ inline void convert_step_by_rule(const DecodeParams &p, const uint8_t
   for (int i = 0; i < Words; ++i) words[i] = found[i];
 }
 
+// A step of floats, or zeros.
+template <int Layout, int Dtype>
+__device__ inline FloatStep load_floats(const Steps &steps, const uint8_t *src, bool there) {
+  uint4 raw[kFloatVectors<Dtype>];
+  load_elements<Layout, kTypes[Dtype].bits>(steps, src, there, &raw->x);
+  return unpack_step<Dtype>(raw);
+}
+
 // Floats to codes, nearest even. `Dtype` is the destination where encode_step knows it, or kAnyDtype.
 constexpr int kAnyDtype = -1;
 
-template <int Src, int Bits, int Dtype>
-__device__ inline void encode_run(const EncodeParams &p) {
-  const int64_t step = global_thread();
-  if (step >= p.steps) return;
+template <int Layout, int Src, int Bits, int Dtype>
+__device__ inline void encode_steps(const EncodeStepsParams &p) {
+  const int64_t number = global_thread();
+  if (number >= p.steps.count) return;
   uint32_t words[kCodeWords<Bits>];
-  const FloatStep floats = load_floats<Src>(p.src + step * kStep * kFloatBytes<Src>);
+  const StepPlace at = place_of<Layout, kTypes[Src].bits, Bits>(p.steps, number);
+  const FloatStep floats = load_floats<Layout, Src>(p.steps, at.src, true);
   if constexpr (Dtype == kAnyDtype) {
-    encode_step_by_rule<Bits>(p, floats.values, words);
+    encode_step_by_rule<Bits>(p.encode, floats.values, words);
   } else {
     if (has_nan(floats.values))
-      encode_step_by_rule<Bits>(p, floats.values, words);
+      encode_step_by_rule<Bits>(p.encode, floats.values, words);
     else
-      encode_step<Dtype>(p, floats, words);
+      encode_step<Dtype>(p.encode, floats, words);
   }
-  store_codes<Bits>(p.dst + step * kStep * Bits / 8, words);
+  store_elements<Layout, Bits>(p.steps, at.dst, words);
 }
 
 // Floats to floats, nearest even where they are rounded. NaN, and what lies beyond the target's numbers, which may
 // saturate, go by the oracle with the whole step.
-template <int From, int To>
+template <int Layout, int From, int To>
 __device__ inline void convert_floats(const DecodeParams &p) {
-  constexpr int kBytes = kFloatBytes<From>, kWords = kStep * kFloatBytes<To> / 4;
-  const int64_t step = global_thread();
-  const uint8_t *src = p.src + step * (kStep * kBytes);
-  uint4 raw[kFloatVectors<From>];
-  load_step<From>(src, step < p.steps, raw);
-  const FloatStep floats = unpack_step<From>(raw);
+  constexpr int kSrcBits = kTypes[From].bits, kDstBits = kTypes[To].bits;
+  const int64_t number = global_thread();
+  const bool there = number < p.steps.count;
+  const StepPlace at = place_of<Layout, kSrcBits, kDstBits>(p.steps, number);
+  const FloatStep floats = load_floats<Layout, From>(p.steps, at.src, there);
   bool special = false;
 #pragma unroll
   for (float value : floats.values) special |= !(fabsf(value) <= float_of(kLargest<From, To>));
-  uint32_t words[kWords];
+  uint32_t words[kCodeWords<kDstBits>];
   if (special)
-    convert_step_by_rule<From, To>(p, src, words);
+    convert_step_by_rule<From, To>(p, at.src, Layout == kRun ? kSrcBits / 8 : p.steps.from.of_element, words);
   else
     narrow_step<To>(floats.values, false, words);
-  warp_store<kWords>().store(step < p.steps ? p.dst + step * (kStep * kFloatBytes<To>) : nullptr, words);
+  store_elements<Layout, kDstBits>(p.steps, there ? at.dst : nullptr, words);
+}
+
+// Elements as they are.
+template <int Bits>
+__device__ inline void move_steps(const Steps &steps) {
+  const int64_t number = global_thread();
+  const bool there = number < steps.count;
+  const StepPlace at = place_of<kStrided, Bits, Bits>(steps, number);
+  uint32_t words[kCodeWords<Bits>];
+  load_elements<kStrided, Bits>(steps, at.src, there, words);
+  store_elements<kStrided, Bits>(steps, there ? at.dst : nullptr, words);
 }
 
 // What each code becomes. Bits above the format's, in padded codes, are ignored.
@@ -145,60 +163,65 @@ __device__ inline void fill_table(const DecodeParams &p, uint32_t *table) {
   __syncthreads();
 }
 
-template <int SrcBits, int DstBits>
-__device__ inline void decode_codes(const uint32_t *table, const uint32_t *codes, uint8_t *dst) {
-  uint32_t values[kStep], words[kStep * DstBits / 32];
+template <int Layout, int SrcBits, int DstBits>
+__device__ inline void decode_codes(const Steps &steps, const uint32_t *table, const uint32_t *codes, uint8_t *dst) {
+  uint32_t values[kStep], words[kCodeWords<DstBits>];
 #pragma unroll
   for (int i = 0; i < kStep; ++i) values[i] = table[code_at<SrcBits>(codes, i)];
   pack_codes<DstBits>(values, words);
-  if constexpr (DstBits >= 16)
-    warp_store<kStep * DstBits / 32>().store(dst, words);
-  else if (dst != nullptr)
-    store_codes<DstBits>(dst, words);
+  store_elements<Layout, DstBits>(steps, dst, words);
 }
 
 // Codes to floats, or to other codes. Threads walk, so that a block's table serves many steps, and load some ahead.
-template <int SrcBits, int DstBits>
-__device__ inline void decode_run(const DecodeParams &p) {
+template <int Layout, int SrcBits, int DstBits>
+__device__ inline void decode_steps(const DecodeParams &p) {
   constexpr int kAhead = 4;
   __shared__ uint32_t table[256];
   fill_table(p, table);
   const int64_t stride = int64_t{gridDim.x} * kThreads;
-  for (int64_t step = global_thread(); step - threadIdx.x % 32 < p.steps; step += kAhead * stride) {
-    uint32_t codes[kAhead][kCodeWords<SrcBits>] = {};
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      if (step + i * stride < p.steps) load_codes<SrcBits>(p.src + (step + i * stride) * kStep * SrcBits / 8, codes[i]);
+  for (int64_t number = global_thread(); number - threadIdx.x % 32 < p.steps.count; number += kAhead * stride) {
+    uint32_t codes[kAhead][kCodeWords<SrcBits>];
+    uint8_t *dst[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const int64_t at = step + i * stride;
-      if (at - threadIdx.x % 32 >= p.steps) break;
-      decode_codes<SrcBits, DstBits>(table, codes[i], at < p.steps ? p.dst + at * kStep * DstBits / 8 : nullptr);
+      const bool there = number + i * stride < p.steps.count;
+      const StepPlace at = place_of<Layout, SrcBits, DstBits>(p.steps, number + i * stride);
+      load_elements<Layout, SrcBits>(p.steps, at.src, there, codes[i]);
+      dst[i] = there ? at.dst : nullptr;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (number + i * stride - threadIdx.x % 32 >= p.steps.count) break;
+      decode_codes<Layout, SrcBits, DstBits>(p.steps, table, codes[i], dst[i]);
     }
   }
 }
 
 // Codes of the formats that codes.cuh decodes to floats that hold them; specials go by the oracle. `p.of_thread` steps,
 // one or two, lie a block of threads apart.
-template <int Dtype, int Dst>
+template <int Layout, int Dtype, int Dst>
 __device__ inline void decode_values(const DecodeParams &p) {
-  constexpr int kBits = kTypes[Dtype].bits, kWords = kStep * kFloatBytes<Dst> / 4;
+  constexpr int kBits = kTypes[Dtype].bits, kDstBits = kTypes[Dst].bits;
   __shared__ Values<Dtype> table;
   const int64_t number = int64_t{blockIdx.x} * p.of_thread * kThreads + threadIdx.x;
   uint32_t codes[2][kCodeWords<kBits>];
+  uint8_t *dst[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
-    if (i < p.of_thread && number + i * kThreads < p.steps)
-      load_codes<kBits>(p.src + (number + i * kThreads) * (kStep * kBits / 8), codes[i]);
+  for (int i = 0; i < 2; ++i) {
+    if (i >= p.of_thread) break;
+    const bool there = number + i * kThreads < p.steps.count;
+    const StepPlace at = place_of<Layout, kBits, kDstBits>(p.steps, number + i * kThreads);
+    load_elements<Layout, kBits>(p.steps, at.src, there, codes[i]);
+    dst[i] = there ? at.dst : nullptr;
+  }
   const int64_t later = (int64_t{blockIdx.x} + kBlocksAhead) * kThreads * p.of_thread + threadIdx.x * p.of_thread;
-  if (later < p.steps) prefetch(p.src + later * (kStep * kBits / 8));
+  if (Layout == kRun && later < p.steps.count) prefetch(place_of<Layout, kBits, kDstBits>(p.steps, later).src);
   table.fill();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     if (i >= p.of_thread) break;
-    const int64_t step = number + i * kThreads;
     float values[kStep];
-    uint32_t words[kWords];
+    uint32_t words[kCodeWords<kDstBits>];
     table.decode(codes[i], values);
 #pragma unroll
     for (int k = 0; k < kStep; ++k) values[k] *= Values<Dtype>::kUnit;
@@ -206,7 +229,7 @@ __device__ inline void decode_values(const DecodeParams &p) {
     if (special)
       for (int k = 0; k < kStep; ++k) values[k] = Values<Dtype>::decode_by_rule(codes[i], k);
     narrow_step<Dst>(values, special, words);
-    warp_store<kWords>().store(step < p.steps ? p.dst + step * (kStep * kFloatBytes<Dst>) : nullptr, words);
+    store_elements<Layout, kDstBits>(p.steps, dst[i], words);
   }
 }
 

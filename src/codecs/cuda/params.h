@@ -37,15 +37,45 @@ struct ConvertParams {
   bool shares;     // bits of a last byte that no group fills are other elements'
 };
 
-// Codes to floats, or to other codes, in one run.
-struct DecodeParams {
+// kRun: one run on both sides, by vectors alone.
+enum StepLayout { kRun, kStrided, kNumStepLayouts };
+
+// One side of steps, in bytes.
+struct StepsOfSide {
+  int64_t of_element;  // from one element of a step to the next
+  bool together;       // these are neighbours, in memory that vectors load and store
+};
+
+// A dimension of steps: how many, and bytes from one to the next.
+struct StepsOfDim {
+  int64_t extent;
+  int64_t src, dst;
+};
+
+// Steps of kStep elements in any layout. The last dimension is that of neighbouring threads. What all kernels read
+// comes first, see QuantizeParams.
+struct Steps {
   const uint8_t *src;
   uint8_t *dst;
-  int64_t steps;
-  ElementType from, to;
-  Round round;
-  bool copies;    // equal types: bits are moved
+  int64_t count;
+  StepsOfSide from, to;
+  int ndim;
+  StepsOfDim dims[kMostDims];
+};
+
+// Floats to codes, rounded to nearest even.
+struct EncodeStepsParams {
+  Steps steps;
+  EncodeParams encode;
+};
+
+// Codes to floats, codes to other codes, floats to floats.
+struct DecodeParams {
   int of_thread;  // steps, where threads do not walk
+  bool copies;    // equal types: bits are moved
+  Round round;
+  Steps steps;
+  ElementType from, to;
 };
 
 }  // namespace cuda
