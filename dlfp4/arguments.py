@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Rotate: TypeAlias = Callable[[Operand, Operand, int | None], tuple[Operand, Operand]]
 
 FLOAT32 = np.dtype(np.float32)
+ROUNDED = ("float64", *FLOATS)  # what quantize takes
 
 
 def describe_product(
@@ -77,6 +78,11 @@ def check_activation(activation: Activation | None, a: Operand, b: Operand, name
     if format is None:
         check_codes(activation, b)
         return
+    if str(a.dtype) not in ROUNDED:
+        raise TypeError(
+            f"activation={activation!r} rounds floats, and {name} has dtype {a.dtype}; expected one of "
+            f"{', '.join(ROUNDED)}"
+        )
     row = _core._find_format(format)
     length = row.block_in(1, depth)[1]
     if row.kind == "power" and depth % length:  # float32 scales serve shorter blocks as well

@@ -239,10 +239,8 @@ def as_vector(x: _Elements, name: str, dtypes: frozenset[int], count: int | None
     """One number for each expert or row."""
     vector = asarray(x)
     if vector.dtype.num not in dtypes:
-        named = {number: dtype for dtype, number in NUMBERS.items()}
-        raise TypeError(
-            f"{name} has dtype {vector.dtype.name}; expected {' or '.join(named[number] for number in sorted(dtypes))}"
-        )
+        expected = " or ".join(sorted(dtype for dtype, number in NUMBERS.items() if number in dtypes))
+        raise TypeError(f"{name} has dtype {vector.dtype.name}; expected {expected}: convert it with its own library")
     if vector.ndim != 1 or (count is not None and vector.shape[0] != count):
         refuse_vector(name, vector.shape, count, what)
     return vector

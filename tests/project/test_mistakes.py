@@ -237,6 +237,16 @@ MISTAKES = {
         TypeError,
         "int32 is not block-scaled: expected float64, float32, bfloat16 or float16; convert it first, with its own",
     ),
+    "integers to round": (
+        lambda: dlfp4.matmul(X.astype("int32"), W.mT, activation="fp8_1x128"),
+        TypeError,
+        "activation='fp8_1x128' rounds floats, and a has dtype int32; expected one of float64, float32,",
+    ),
+    "unsigned offsets": (
+        lambda: dlfp4.grouped_matmul(X, dlfp4.stack([W]).mT, np.array([1], "uint32")),
+        TypeError,
+        "offsets has dtype uint32; expected int32 or int64: convert it with its own library",
+    ),
     "a layout that is a number": (
         lambda: dlfp4.quantize(X, "nvfp4", scale_layout=128),
         TypeError,
