@@ -93,7 +93,7 @@ def cast_group(torch: Any, x: Any, target: str, layout: str = "") -> Group:
     out = dlfp4.cast(x, target)
     source = str(x.dtype).split(".")[1]
     group = Group(
-        f"{source} -> {target}{layout and ', ' + layout}", nbytes(x, out), x.numel(), "cast",
+        f"{source} -> {target}{layout and ', strided: ' + layout}", nbytes(x, out), x.numel(), "cast",
         device_case("dlfp4", lambda: dlfp4.cast(x, target, out=out)),
     )  # fmt: skip
     if hasattr(torch, target):
@@ -177,7 +177,7 @@ def layout_groups(torch: Any, torchao: Torchao, x: Any, layout: str, given: Any)
     groups = [cast_group(torch, x, target, layout) for target in targets]
     for name in ("nvfp4", "fp8_1x128"):
         group = quantize_group(torch, torchao, x, name, "", given if name == "nvfp4" else None)
-        groups.append(replace(group, title=f"{group.title}, {layout}", peers={}))
+        groups.append(replace(group, title=f"{group.title}, strided: {layout}", peers={}))
     return groups
 
 
