@@ -1,9 +1,11 @@
 // Splits a range of elements over OpenMP's threads.
-// Layout: [0, count), an equal share a thread, cut at multiples of kThreadAlign elements, or of tiles.
+// Layout: [0, count), an equal share a thread, cut at multiples of kThreadAlign elements, or of tiles. Threads that are
+// done go on with what is left of the others' shares.
 // Trick: a forked child works alone, for OpenMP's threads did not follow it.
 #include "threads.h"
 
 #include "dlfp4/dlfp4.h"
+#include "rules/matrix.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -59,6 +61,12 @@ void run_body(RangeBody body, const void *context, int64_t first, int64_t last) 
   body(context, first, last);
 }
 
+// A range, and how it is cut: at multiples of `align`, each thread's share in so many portions.
+struct Split {
+  int64_t count, align, portions;
+  const void *context;
+};
+
 int chosen_threads = 0;  // by dlfp4_set_num_threads; 0: OpenMP's own number
 
 #ifdef _OPENMP
@@ -79,39 +87,63 @@ int usable_threads() {
   return most > 1 ? most : 1;
 }
 
-void run_shares(int64_t count, int64_t align, int threads, RangeBody body, const void *context) {
-#pragma omp parallel num_threads(threads)
+// Pieces that nobody has taken yet, of a part of the range.
+struct alignas(64) Share {
+  int64_t next, last;
+};
+
+constexpr int kMostShares = 128;
+
+// Takes `portion` pieces at a time: of one share first, then of what slower threads have left.
+void run_portions(Share *shares, int count, int own, int64_t portion, RangeBody body, const Split &split) {
+  for (int i = 0; i < count; ++i) {
+    Share &share = shares[(own + i) % count];
+    for (;;) {
+      const int64_t piece = __atomic_fetch_add(&share.next, portion, __ATOMIC_RELAXED);
+      if (piece >= share.last) break;
+      const int64_t last = least(piece + portion, share.last) * split.align;
+      run_body(body, split.context, piece * split.align, least(last, split.count));
+    }
+  }
+}
+
+// The team always has all threads: libgomp ends those for which a smaller team has no place, and starts new ones for
+// the next larger team, which takes 16 of them half a millisecond.
+void run_shares(const Split &split, int threads, RangeBody body) {
+  Share shares[kMostShares];
+  const int count = threads < kMostShares ? threads : kMostShares;
+  const int64_t pieces = divide_up(split.count, split.align);
+  for (int64_t i = 0; i < count; ++i) shares[i] = {i * pieces / count, (i + 1) * pieces / count};
+  const int64_t portion = divide_up(pieces, threads * split.portions);
+#pragma omp parallel num_threads(usable_threads())
   {
-    const int64_t team = omp_get_num_threads();
-    const int64_t pieces = (count + align - 1) / align;
-    const int64_t share = (pieces + team - 1) / team * align;
-    const int64_t first = omp_get_thread_num() * share;
-    const int64_t last = first + share < count ? first + share : count;
-    if (first < last) run_body(body, context, first, last);
+    const int number = omp_get_thread_num();
+    if (number < threads) run_portions(shares, count, number % count, portion, body, split);
   }
 }
 #else
 int usable_threads() { return 1; }
 
-void run_shares(int64_t count, int64_t, int, RangeBody body, const void *context) { run_body(body, context, 0, count); }
+void run_shares(const Split &split, int, RangeBody body) { run_body(body, split.context, 0, split.count); }
 #endif
 
-void split(int64_t count, int64_t grain, int64_t align, RangeBody body, const void *context) {
-  if (count - grain < grain) return run_body(body, context, 0, count);  // a division would cost short ranges dear
-  const int64_t worthwhile = count / grain, usable = usable_threads();
-  const int threads = static_cast<int>(usable < worthwhile ? usable : worthwhile);
-  if (threads < 2) return run_body(body, context, 0, count);
-  run_shares(count, align, threads, body, context);
+void run_split(const Split &split, int64_t grain, RangeBody body) {
+  const int64_t count = split.count;
+  if (count - grain < grain) return run_body(body, split.context, 0, count);  // a division would cost short ranges dear
+  const int threads = static_cast<int>(least(int64_t{usable_threads()}, count / grain));
+  if (threads < 2) return run_body(body, split.context, 0, count);
+  run_shares(split, threads, body);
 }
 
 }  // namespace
 
 void parallel_for(int64_t count, int64_t grain, RangeBody body, const void *context) {
-  split(count, grain, kThreadAlign, body, context);
+  run_split({count, kThreadAlign, 1, context}, grain, body);
 }
 
 void parallel_for_tiles(int64_t count, int64_t grain, RangeBody body, const void *context) {
-  split(count, grain, 1, body, context);
+  constexpr int64_t kPortions = 8;  // what threads take over from slower ones is an eighth of a share
+  run_split({count, 1, kPortions, context}, grain, body);
 }
 
 }  // namespace dlfp4

@@ -41,7 +41,7 @@ void prepare_rows(const void *context, int64_t first, int64_t last) {
 
 // Tiles as wide as leaves each thread some of them.
 int64_t columns_of_tile(const MatmulCall &call) {
-  constexpr int64_t kLeast = 4;
+  constexpr int64_t kLeast = 8;
   if (!has_panels(call.sides) || !call.sides.kernels->tiles.take_bands) return kColumns;
   const int64_t groups = divide_up(call.results.matrix.rows, rows_of_group(call.sides));
   int64_t columns = kMostPanels * kColumns;

@@ -20,7 +20,7 @@ constexpr int64_t kAlign = 64;                // of a workspace
 inline int64_t rows_of_group(const Sides &sides) { return kGroup / sides.parts / kBand * kBand; }
 
 // What is worth a thread, of rows to prepare.
-inline int64_t grain_of_rows(const Sides &sides) { return divide_up(kTileGrain / 8, sides.depth + 1); }
+inline int64_t grain_of_rows(const Sides &sides) { return divide_up(kTileGrain / 32, sides.depth + 1); }
 
 inline uint8_t *align(void *memory) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(memory);

@@ -103,6 +103,28 @@ def test_threads_that_write_one_result():
     assert run_python(ONE_RESULT) == ""
 
 
+TEAM = """
+import os
+import numpy as np, dlfp4
+
+dlfp4.set_num_threads(6)
+small, large = np.ones(2 << 16, "float32"), np.ones(12 << 16, "float32")
+
+def run(x):
+    dlfp4.cast(x, "bfloat16")
+    return set(os.listdir("/proc/self/task"))
+
+first = run(large)
+print(len(first) >= 6, all(run(x) == first for x in (small, large, small, large)))
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="reads Linux's list of a process's threads")
+def test_little_work_ends_no_threads():
+    """To start them again for the next large work takes longer than the work."""
+    assert run_python(TEAM) == "True True\n"
+
+
 SMALL_STACK = """
 import threading
 import numpy as np, dlfp4
