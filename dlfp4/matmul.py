@@ -263,7 +263,8 @@ def matmul(
     zero below 2**-126: the bound holds for operands of at least that magnitude, a float32 `a` of 2**-100 and more, and
     sums lose at most ``K * 2**-123``. Decoded FP4 and FP8 are exact in what is multiplied: integers (FP4 by
     FP4), bfloat16, float16 or float32. NaN and infinity propagate as in float arithmetic; with ``activation="int8"`` a
-    block of `a` that holds one is NaN as a whole, and one without magnitudes of 2**-110 or more is zeros. Results do
+    block of `a` that holds one is NaN as a whole, and one without magnitudes of 2**-110 or more is zeros. With other
+    activations `a` is what :func:`quantize` makes of it: infinities may become the format's largest values. Results do
     not depend on the number of threads, and a tactic gives the same bits at each call.
 
     FP8 by FP8 on a GPU of compute capability 9.0, where each side has float32 scales for 128 elements or more, or none,

@@ -33,7 +33,11 @@ def elements(x: Any, dtype: _DType | None = None, *, packed: bool = True) -> tup
     named = _core._parse_dtype(dtype)
     if array.dtype == named and packed:
         return TensorProto(array.shape, named), array
-    if array.dtype != np.uint8 or named.name not in SUBBYTE:
+    if named.name not in SUBBYTE:
+        raise TypeError(
+            f"x has dtype {array.dtype}, which is not {named}; bytes can only be those of a type below 8 bits"
+        )
+    if array.dtype != np.uint8:
         raise TypeError(f"x has dtype {array.dtype}; expected {named}, or bytes of a type below 8 bits as uint8")
     if not packed:
         return TensorProto(array.shape, named, packed=False), array
@@ -72,6 +76,10 @@ def convert(proto: TensorProto, array: Array, dtype: _DType, *, packed: bool = T
     """One call of the codecs."""
     options = {"rounding": "nearest_even", "saturate": True, "seed": None, **options}
     named = _core._parse_dtype(dtype)
+    if named.itemsize == 8 and not jax.config.read("jax_enable_x64"):
+        raise TypeError(
+            f"dtype={named}: JAX has types of 64 bits only with jax_enable_x64; set that, or ask for float32"
+        )
     run = functools.partial(_convert, proto, named.name, packed, tuple(options.items()))
     result = arrays_of(TensorProto(proto.shape, named, packed=packed))[0][1]
     return straight_through(run, array) if is_float(array.dtype) and is_float(result) else run(array)

@@ -78,7 +78,8 @@ def grouped_matmul(
     Raises
     ------
     ValueError, TypeError, BackendError
-        As :func:`dlfp4.grouped_matmul`. Sizes and indices that are wrong end the program.
+        As :func:`dlfp4.grouped_matmul`. Sizes and indices that are wrong raise jax.errors.JaxRuntimeError when the
+        program runs.
 
     Notes
     -----

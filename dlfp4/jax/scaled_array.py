@@ -332,9 +332,10 @@ def check_single(q: ScaledArray) -> None:
     """ValueError for stacked leaves, and for those that make no tensor, beyond which kernels would read."""
     refuse_symbols(q.shape)
     if q.stack:
+        own = q.shape[len(q.stack) :]
         raise ValueError(
-            f"{q!r} is a stack of tensors of shape {q.proto.shape}; map over it with jax.vmap or jax.lax.scan, or take "
-            f"one: jax.tree.map(lambda leaf: leaf[0], q)"
+            f"{q!r} is a stack of tensors of shape {own}; map over it with jax.vmap or jax.lax.scan, or take one: "
+            f"jax.tree.map(lambda leaf: leaf[0], q)"
         )
     expected = [shape for shape, _ in arrays_of(q.proto)]
     if list(shapes_of(q.parts)) != expected:
@@ -394,7 +395,7 @@ def dequantize(q: ScaledArray | ScaledTensor, dtype: _DType = "float32") -> Arra
     Parameters
     ----------
     q : ScaledArray
-        One tensor; stacked leaves are mapped over.
+        One tensor; map over stacked leaves with jax.vmap.
     dtype : dtype-like
         float32, bfloat16 or float16.
 

@@ -90,7 +90,8 @@ def quantize(
     Raises
     ------
     ValueError, TypeError
-        As :func:`dlfp4.quantize`. A traced global scale that is not a decode scale ends the program with an error.
+        As :func:`dlfp4.quantize`. A traced global scale that is not a decode scale raises
+        jax.errors.JaxRuntimeError when the program runs.
 
     Examples
     --------
@@ -130,7 +131,8 @@ def given_scale(value: Any) -> Array:
     """A given global scale as an array; a number is checked at once."""
     if isinstance(value, jax.Array):
         return jax.lax.stop_gradient(value).astype(FLOAT32)
-    numbers = np.asarray(value, FLOAT32)
+    with np.errstate(over="ignore"):  # infinity is refused next
+        numbers = np.asarray(value, FLOAT32)
     if not (np.isfinite(numbers) & (numbers > 0)).all():
         raise ValueError(f"global_scale={value}: a decode scale is a positive, finite float32")
     return jnp.asarray(numbers)

@@ -313,6 +313,18 @@ def test_subnormal_numbers_in_a_program():
     assert to_bytes(found) == to_bytes(dlfp4.matmul(large, large.T, alpha=1e-40))
 
 
+def test_a_number_that_float32_does_not_hold_is_no_scale():
+    with pytest.raises(ValueError, match=r"global_scale=1e\+300: a decode scale is a positive, finite float32"):
+        dj.quantize(X, "nvfp4", global_scale=1e300)
+
+
+def test_types_that_jax_was_not_told_to_have():
+    with pytest.raises(TypeError, match="dtype=float64: JAX has types of 64 bits only with jax_enable_x64"):
+        dj.cast(X, "float64")
+    with pytest.raises(TypeError, match="x has dtype uint8, which is not float32; bytes can only be those of a type"):
+        dj.unpack(np.zeros(4, np.uint8), "float32")
+
+
 def test_a_traced_scale_that_is_none_ends_the_program():
     program = jax.jit(lambda x, scale: dj.quantize(x, "nvfp4", global_scale=scale))
     with pytest.raises(jax.errors.JaxRuntimeError, match="global_scale: a decode scale is a positive, finite float32"):

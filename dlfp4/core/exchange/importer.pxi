@@ -479,8 +479,8 @@ def asarray(x, /, *, dtype=None, copy=None):
     x : producer, capsule, numpy.ndarray, buffer or nested lists
         What :func:`from_dlpack` takes; NumPy arrays with the types of ml_dtypes (FP4, FP6 and 4-bit integers are padded
         there, one element a byte); subclasses such as ``numpy.memmap``; any object with the buffer protocol, such as
-        ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it (operations
-        take lists, too; there integers and truth values count as float64); quantized tensors of PyTorch
+        ``bytes`` or ``mmap``; nested lists of numbers, which become float64, int64 or bool as NumPy has it (cast
+        and quantize take lists, too; there integers and truth values count as float64); quantized tensors of PyTorch
         (:class:`dlfp4.torch.ScaledTensor`), JAX (:class:`dlfp4.jax.ScaledArray`), torchao (NVFP4Tensor, MXTensor) and
         TransformerEngine (NVFP4Tensor, MXFP8Tensor, Float8Tensor, by the attributes that it documents; it was never run
         with dlfp4).

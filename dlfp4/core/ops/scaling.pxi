@@ -70,7 +70,8 @@ def quantize(x, format, *, recipe=None, axis=-1, global_scale=None, rounding=Non
         are multiplied as they are where sums are over whole groups; :func:`matmul` decodes others. Each of several axes
         is read by itself.
     out : ScaledTensor or tuple of ScaledTensor, optional
-        The result of an earlier call, which is overwritten.
+        The result of an earlier call, which is overwritten. A slice of a larger tensor has that tensor's own scale
+        for all of it, which is overwritten, too; pass it as `global_scale` to keep it.
     stream : int or stream object, optional
         For CUDA memory: the stream to run on; see :func:`cast`.
 
