@@ -117,8 +117,8 @@ def autotune(cache: str | os.PathLike[str] | None = None) -> Iterator[None]:
     Warns
     -----
     RuntimeWarning
-        The file is not a cache of this version of the format, or other users may write to it. It is ignored and left as
-        it is; choices hold for this process.
+        The file is not a cache of this version of the format, or other users may write to it: it is ignored and left as
+        it is. Or it cannot be written. Choices hold for this process.
 
     Notes
     -----
@@ -346,7 +346,11 @@ def read(path: Path) -> dict[Key, Choice] | None:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        warn_once(path, error)
+        warn_once(
+            path,
+            f"{path} is not a cache of autotune() ({type(error).__name__}: {error}) and is ignored; delete it, or give "
+            f"another cache",
+        )
         return None
 
 
@@ -368,16 +372,11 @@ def parse_entry(entry: dict[str, Any]) -> tuple[Key, Choice]:
     return key, choice
 
 
-def warn_once(path: Path, error: Exception) -> None:
+def warn_once(path: Path, message: str) -> None:
     """That a file is not used."""
     if path not in WARNED:
         WARNED.add(path)
-        warnings.warn(
-            f"{path} is not a cache of autotune() ({type(error).__name__}: {error}) and is ignored; delete it, or give "
-            f"another cache",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def write(path: Path, key: Key) -> None:
@@ -388,4 +387,5 @@ def write(path: Path, key: Key) -> None:
     held[key] = CHOICES[key]
     entries = [{"key": each._asdict(), **choice._asdict()} for each, choice in held.items()]
     content = {"format": FILE_FORMAT, "version": FILE_VERSION, "choices": entries}
-    keep_text(path, json.dumps(content, indent=1).encode() + b"\n")
+    if (error := keep_text(path, json.dumps(content, indent=1).encode() + b"\n")) is not None:
+        warn_once(path, f"{path} cannot be written ({error}): choices hold for this process; give another cache")

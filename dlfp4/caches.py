@@ -97,9 +97,12 @@ def load_text(path: Path) -> bytes:
         return file.read()
 
 
-def keep_text(path: Path, content: bytes) -> None:
-    """Write it, where that can be done."""
-    with contextlib.suppress(OSError):
+def keep_text(path: Path, content: bytes) -> OSError | None:
+    """Write it; the error where that cannot be done."""
+    try:
         if not path.parent.exists():
             make_folder(path.parent)
         write_private(path, content)
+    except OSError as error:
+        return error
+    return None

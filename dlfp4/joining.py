@@ -177,20 +177,34 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
         raise ValueError("tensors is empty; expected one ScaledTensor or more")
     first = given[0]
     for each in given:
-        kinds = [kind_of(q) for q in (first, each)]
-        if kinds[0] != kinds[1]:
-            raise ValueError(
-                f"{summary(first)} and {summary(each)} differ in format, in the axis of their blocks, in rank, in "
-                f"device, in the type of their scales, zero points or biases, or in the signs of their Hadamard "
-                f"transforms: bring them together with .to({first.format.name!r}) or .to_device({str(first.device)!r})"
-            )
+        check_kinds(first, each)
     return [each.with_scale_layout("linear") for each in given]
 
 
-def kind_of(q: ScaledTensor) -> tuple[Any, ...]:
-    """What tensors have in common that are joined, beside their shapes."""
-    offsets = [(name, part.dtype.name) for name, part in offset_parts(q).items()]
-    return q.format.name, q.axis, q.ndim, q.device, q.scales.dtype.name, q.hadamard, offsets
+def check_kinds(first: ScaledTensor, other: ScaledTensor) -> None:
+    """ValueError for the first thing in which tensors differ that are to be joined, beside their shapes."""
+    for (what, ours), (_, theirs) in zip(kind_of(first), kind_of(other), strict=True):
+        if ours != theirs:
+            remedy = {
+                "format": f"bring them together with .to({first.format.name!r})",
+                "device": f"bring them together with .to_device({str(first.device)!r})",
+                "rank": "index the larger one, or reshape what is quantized",
+            }.get(what, "quantize them alike")
+            raise ValueError(f"{summary(first)} and {summary(other)} differ in {what}: {ours} and {theirs}; {remedy}")
+
+
+def kind_of(q: ScaledTensor) -> list[tuple[str, Any]]:
+    """What tensors have in common that are joined, beside their shapes, as users call it."""
+    offsets = [f"{name} of {part.dtype.name}" for name, part in offset_parts(q).items()]
+    return [
+        ("format", q.format.name),
+        ("device", q.device),
+        ("rank", q.ndim),
+        ("the axis of their blocks", q.axis),
+        ("the type of their scales", q.scales.dtype.name),
+        ("the signs of their Hadamard transforms", q.hadamard),
+        ("zero points or biases", ", ".join(offsets) or "none"),
+    ]
 
 
 def check_shapes(given: Sequence[ScaledTensor], along: int) -> None:

@@ -388,6 +388,8 @@ class TensorProto:
     def unflatten(self, buffers: Mapping[str, Any] | Sequence[Any]) -> Described:
         """The tensor of the given buffers, sharing their memory: the inverse of :meth:`flatten`.
 
+        An `encode_scale` is no buffer: give it to :meth:`ScaledTensor.from_parts` where products need its exact bits.
+
         Parameters
         ----------
         buffers : mapping or sequence of producers

@@ -129,7 +129,8 @@ typedef struct {
   const DLTensor *biases;       /**< int4 and uint4: float32, likewise, in place of zero points, or NULL */
 } dlfp4_scaled_tensor;
 
-/** Of dlfp4_cast(): tensors of FP4, FP6 and smaller integers that hold one element in the low bits of each byte. */
+/** Of dlfp4_cast(): tensors of FP4, FP6 and smaller integers that hold one element in the low bits of each byte. Not of
+ * pairs (two lanes), which share one. */
 enum { DLFP4_PADDED_X = 1, DLFP4_PADDED_OUT = 2 };
 
 /** out = x in out's type, element by element; equal types move bits, so that this packs, unpacks and copies, too.
@@ -139,7 +140,8 @@ enum { DLFP4_PADDED_X = 1, DLFP4_PADDED_OUT = 2 };
  *                 or more, and equal strides.
  * @param options  NULL: to nearest even, saturating.
  * @param flags    DLFP4_PADDED_X, DLFP4_PADDED_OUT, or 0: both are packed.
- * @return DLFP4_E_DTYPE: types that are not converted. DLFP4_E_SHAPE: shapes differ. DLFP4_E_DEVICE. */
+ * @return DLFP4_E_DTYPE: types that are not converted. DLFP4_E_SHAPE: shapes differ. DLFP4_E_OPTION: options or flags
+ * that are not known, or padded pairs. DLFP4_E_DEVICE. */
 DLFP4_API dlfp4_status dlfp4_cast(const DLTensor *x, const DLTensor *out, const dlfp4_convert_options *options,
                                   uint32_t flags, void *stream);
 
@@ -152,9 +154,11 @@ DLFP4_API dlfp4_status dlfp4_cast(const DLTensor *x, const DLTensor *out, const 
  *                      0: found in x. It is written to the result either way.
  * @param q             The result, whose parts are written.
  * @param other         A second result of the same format, along the other axis, or NULL.
- * @return DLFP4_E_SHAPE: parts of other shapes than dlfp4_size_buffers() gives. DLFP4_E_DTYPE: parts of other types, or
- * x. DLFP4_E_OPTION: a recipe that the format has no use for; a global scale that is negative, infinite or NaN, or of a
- * format that has none. DLFP4_E_DEVICE. */
+ * @return DLFP4_E_SHAPE: parts of other shapes than dlfp4_size_buffers() gives, or global scales of runs of several
+ * lines, which quantizing does not find. DLFP4_E_DTYPE: parts of other types, or x. DLFP4_E_OPTION: a recipe
+ * with values that mean nothing, or with four_over_six where the format has one level (other options that a format has
+ * no use for are ignored); a global scale that is negative, infinite or NaN, or of a format that has none.
+ * DLFP4_E_DEVICE. */
 DLFP4_API dlfp4_status dlfp4_quantize(const DLTensor *x, const dlfp4_recipe *recipe, float global_scale,
                                       const dlfp4_scaled_tensor *q, const dlfp4_scaled_tensor *other, void *stream);
 

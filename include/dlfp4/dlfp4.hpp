@@ -437,11 +437,16 @@ struct QuantizeOptions {
   std::uint32_t rotation = 0;
 };
 
-/** Quantizes into memory that is there, of any device; see dlfp4_quantize(). `q` says the axis and the layout. */
+/** Quantizes into memory that is there, of any device; see dlfp4_quantize(). `q` says the axis and the layout, and the
+ * rotation, which may be among the options as well. */
 inline void quantize(const View &x, const ScaledView &q, const QuantizeOptions &options, void *stream,
                      std::error_code &error) {
   const DLTensor from = x.dl();
   const detail::Described result(q);
+  if (options.rotation != 0 && options.rotation != result.get()->rotation) {
+    error = make_error_code(DLFP4_E_OPTION);
+    return;
+  }
   error = make_error_code(dlfp4_quantize(&from, options.recipe, options.global_scale, result.get(), nullptr, stream));
 }
 

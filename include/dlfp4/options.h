@@ -84,7 +84,8 @@ typedef struct {
 } dlfp4_recipe;
 
 /** How the lines of the first operand of a product are read: as they are, or, floats that are multiplied with FP4,
- * rounded to int8 in blocks of 32 with a scale each (largest magnitude / 127), which is faster and not exact. */
+ * rounded to int8 in blocks of 32 with a scale each (largest magnitude / 127), which is faster and not exact. What is
+ * quantized already is read as it is alone. */
 typedef enum { DLFP4_ACTIVATION_EXACT = 0, DLFP4_ACTIVATION_INT8 } dlfp4_activation;
 
 /** Of a matrix product. */

@@ -87,6 +87,8 @@ dlfp4_status dlfp4_cast(const DLTensor *x, const DLTensor *out, const dlfp4_conv
   Place place;
   if (const dlfp4_status status = read_pair(read, x, out, stream, &from, &to, &place)) return status;
   if (flags & ~uint32_t{DLFP4_PADDED_X | DLFP4_PADDED_OUT}) return DLFP4_E_OPTION;
+  const bool are_pairs[] = {x->dtype.lanes != 1, out->dtype.lanes != 1};  // which share a byte
+  if ((flags & DLFP4_PADDED_X && are_pairs[0]) || (flags & DLFP4_PADDED_OUT && are_pairs[1])) return DLFP4_E_OPTION;
   const dlfp4_view source = view_of(from, flags & DLFP4_PADDED_X), result = view_of(to, flags & DLFP4_PADDED_OUT);
   return place.on_host ? dlfp4_host_convert(&source, &result, options)
                        : convert_on_cuda(place, source, result, options);

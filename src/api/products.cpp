@@ -84,6 +84,7 @@ dlfp4_status read_product(const dlfp4_scaled_tensor *a, const dlfp4_scaled_tenso
   product->out = matrix_of(matrix);
   product->options = {DLFP4_ACTIVATION_EXACT, 1};
   if (options) product->options = *options;
+  if (product->options.activation != DLFP4_ACTIVATION_EXACT && !is_plain(*a)) return DLFP4_E_OPTION;
   if (product->place.on_host) read_decodes(product->factors);
   return DLFP4_OK;
 }

@@ -95,11 +95,11 @@ dlfp4_status read_global_scale(const dlfp4_scaled_tensor &q, int64_t lines, Scal
   if (scale.dtype != DLFP4_float32) return DLFP4_E_DTYPE;
   if (!is_array(scale) || scale.ndim > 1) return DLFP4_E_SHAPE;
   float *const numbers = reinterpret_cast<float *>(scale.data);
-  if (scale.ndim == 0) {
+  const int64_t count = scale.ndim == 0 ? 1 : scale.shape[0];
+  if (scale.ndim == 0 || (count == 1 && lines > 1)) {
     scaled->global_scale = numbers;
     return DLFP4_OK;
   }
-  const int64_t count = scale.shape[0];
   if (count != lines && (count == 0 || lines % count != 0)) return DLFP4_E_SHAPE;
   scaled->blocks.decodes = numbers;
   if (count > 0 && lines > 0) scaled->blocks.decode_lines = lines / count;

@@ -65,14 +65,27 @@ ScaleRule make_rule(const FormatInfo &format, const dlfp4_recipe &recipe, Source
   return rule;
 }
 
+// A largest scale that the scales' type holds; 0: its own.
+bool is_largest_scale(float number, ElementType scale) {
+  return number >= 0 && number <= float_of(float_of_magnitude(scale, largest_finite_code(scale)));
+}
+
+// A type to hold scales, or none.
+bool holds_scales(const dlfp4_recipe &recipe) {
+  const int row = dlfp4_find_dtype(recipe.scale_code, recipe.scale_bits);
+  return recipe.scale_bits == 0 || row == DLFP4_float32 || row == DLFP4_bfloat16 || row == DLFP4_float16;
+}
+
 bool is_recipe(const dlfp4_recipe &recipe, const FormatInfo &format) {
   const auto is_below = [](int number, int last) { return number >= 0 && number <= last; };
   return is_rounding(recipe.rounding) && recipe.rounding != DLFP4_UPWARD &&
          is_below(number_of(recipe.scale_rule), DLFP4_SCALE_EVEN) &&
          is_below(number_of(recipe.scale_order), DLFP4_INPUT_TYPE) &&
          is_below(number_of(recipe.four_over_six), DLFP4_MEAN_SQUARED) && recipe.eps >= 0 &&
-         recipe.largest_scale >= 0 && is_scale(recipe.least_scale, format.row->scale) &&
-         is_scale(recipe.zero_scale, format.row->scale) && can_choose(recipe, format);
+         bits_of(recipe.eps) != kFloatInfinity && holds_scales(recipe) &&
+         is_largest_scale(recipe.largest_scale, kTypes[format.row->scale]) &&
+         is_scale(recipe.least_scale, format.row->scale) && is_scale(recipe.zero_scale, format.row->scale) &&
+         can_choose(recipe, format);
 }
 
 bool is_rotation(uint32_t rotation, int64_t length) {

@@ -95,7 +95,7 @@ def test_lines_of_four_bits_end_at_bytes():
 
 def test_other_types_of_scales():
     q = dlfp4.quantize(NORMAL[0], "fp8_1x128", recipe=dlfp4.Recipe(scale_dtype="bfloat16"))
-    with pytest.raises(ValueError, match="type of their scales"):
+    with pytest.raises(ValueError, match="the type of their scales: bfloat16 and float32; quantize them alike"):
         dlfp4.concatenate([q, dlfp4.quantize(NORMAL[1], "fp8_1x128")])
     assert values(dlfp4.concatenate([q, q])).tobytes() == 2 * values(q).tobytes()
 
@@ -442,7 +442,8 @@ def test_mistakes():
         (np.array(3), TypeError, "tensors is of type ndarray; expected several ScaledTensors, in a list"),
         ([q, NORMAL[0]], TypeError, "quantize it"),
         ([q, dlfp4.quantize(NORMAL[0], "mxfp4")], ValueError, r"\.to\('nvfp4'\)"),
-        ([q, dlfp4.quantize(NORMAL[0], "nvfp4", axis=-2)], ValueError, "axis of their blocks"),
+        ([q, dlfp4.quantize(NORMAL[0], "nvfp4", axis=-2)], ValueError, "the axis of their blocks: -1 and -2; quantize"),
+        ([q, dlfp4.quantize(NORMAL, "nvfp4")], ValueError, "differ in rank: 2 and 3; index the larger one"),
         ([q, q[:, :128]], ValueError, "but along axis 0"),
     ):
         with pytest.raises(error, match=message):

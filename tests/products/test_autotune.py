@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -379,6 +381,14 @@ def test_a_folder_that_cannot_be_written(use, tmp_path):
     with pytest.warns(RuntimeWarning, match="NotADirectoryError"), dlfp4.autotune(tmp_path / "file" / "choices.json"):
         multiply()
     assert winners() == {(3, "fake", "good")}
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs a folder that even root cannot write to")
+def test_a_file_that_cannot_be_written(use):
+    use(fake=Tactics(other=slow, good=right))
+    with pytest.warns(RuntimeWarning, match=r"/proc/choices\.json cannot be written .*give another cache") as seen:
+        autotune_twice(Path("/proc/choices.json"))
+    assert len(seen) == 1
 
 
 def test_files_are_replaced_at_once(use, path, monkeypatch):

@@ -155,6 +155,11 @@ def test_pairs_are_what_they_hold():
     out = np.zeros((4, 16), np.float32)
     assert C.cast(pairs, c_api.describe(out), None, 0, None) == c_api.OK
     np.testing.assert_array_equal(out, codes.to_numpy().astype(np.float32))
+    for given, taken, flag in (
+        (pairs, c_api.describe(out), 1),
+        (c_api.describe(out), pairs, 2),
+    ):  # four bytes, not eight
+        assert C.cast(given, taken, None, flag, None) == c_api.E_OPTION
     turned = c_api.describe(codes.view("uint8").T, dtype=c_api.DLDataType(17, 4, 2))
     assert C.cast(turned, c_api.describe(np.zeros((8, 8), np.float32)), None, 0, None) == c_api.E_SHAPE
 
@@ -210,6 +215,17 @@ def test_a_subnormal_scale_where_the_caller_flushes_subnormals():
     with flushed_subnormals(torch):
         status = C.quantize(*described)
     assert status == c_api.OK
+    assert bytes_of(result) == bytes_of(expected)
+
+
+def test_one_scale_in_an_array():
+    x = values(16, 32)
+    expected = dlfp4.quantize(x, "nvfp4")
+    result = blank_like(expected, x)
+    parts = dlfp4.ScaledTensor.from_parts(
+        result.data, result.scales, result.global_scale.reshape(1), format="nvfp4", shape=x.shape
+    )
+    assert C.quantize(c_api.describe(x), None, 0, c_api.describe_scaled(parts), None, None) == c_api.OK
     assert bytes_of(result) == bytes_of(expected)
 
 

@@ -30,7 +30,9 @@ def quantize_by(q, x, options):
      {"scale_order": -1}, {"four_over_six": 3}, {"four_over_six": -1}, {"eps": -1.0}, {"eps": float("nan")},
      {"largest_scale": -1.0}, {"least_scale": 0x7F}, {"least_scale": 0x80}, {"least_scale": 0x81},
      {"zero_scale": 0x7F}, {"zero_scale": 0x81}, {"four_over_six": 1, "rounding": 5},
-     {"four_over_six": 1, "divides": 1}, {"four_over_six": 2, "scale_order": 1}],
+     {"four_over_six": 1, "divides": 1}, {"four_over_six": 2, "scale_order": 1}, {"eps": float("inf")},
+     {"largest_scale": 449.0}, {"largest_scale": float("inf")}, {"largest_scale": float("nan")},
+     {"scale_code": 99, "scale_bits": 16}, {"scale_code": 14, "scale_bits": 8}],
 )  # fmt: skip
 def test_recipes_that_are_not_known(options):
     x = values(16, 32)
@@ -58,6 +60,15 @@ def test_products_without_their_workspace_are_refused():
     assert C.matmul(x, w, whole, None, None, None) == c_api.E_OPTION
     assert C.grouped_matmul(x, w, routing(ends=np.array([1, 3])), of_experts, None, None, None) == c_api.E_OPTION
     assert C.matmul(c_api.plain(values(0, 64)), w, nothing, None, None, None) == c_api.OK
+
+
+def test_what_is_quantized_is_not_rounded_again():
+    w, out = dlfp4.quantize(values(5, 64), "nvfp4"), c_api.describe(np.zeros((3, 5), np.float32))
+    for name in ("fp8_row", "mxfp8_e4m3", "nvfp4"):
+        x = dlfp4.quantize(values(3, 64), name)
+        call = c_api.describe_scaled(x), c_api.describe_scaled(w), out
+        assert C.matmul_workspace(*call, byref(c_api.MatmulOptions(activation=1, alpha=1.0))) == -1
+        assert C.matmul_workspace(*call, byref(c_api.MatmulOptions(activation=0, alpha=1.0))) >= 0
 
 
 def test_activations_that_are_not_known():

@@ -52,7 +52,8 @@ cdef class ScaledTensor:
     shape : tuple of int
         Of the tensor that was quantized, without padding.
     receipt : Receipt or None
-        How exactly the values came over, of what :meth:`to`, :func:`concatenate` and :func:`stack` return.
+        How exactly the values came over, of what :meth:`to`, :func:`concatenate` and :func:`stack` return. It tells of
+        that call: pickles and deep copies have none.
     """
     cdef object __weakref__
     cdef readonly Tensor data
