@@ -293,7 +293,7 @@ def test_slices_and_joins(offsets):
     assert raw_bytes(stacked.dequantize()) == np.stack([values] * 2).tobytes()
     assert raw_bytes(dlfp4.concatenate([q.mT, q.mT]).dequantize()) == np.concatenate([values.T] * 2).tobytes()
     bare = ScaledTensor.from_parts(whole["data"], whole["scales"], format="uint4_g64")
-    with pytest.raises(ValueError, match="differ in zero points or biases: .* and none; quantize them alike"):
+    with pytest.raises(ValueError, match=r"differ in zero points or biases: .* and none; quantize them alike"):
         dlfp4.concatenate([q, bare])
 
 
