@@ -17,7 +17,7 @@ constexpr int kAnything = -1;  // a field of a key that does not matter to a ker
 
 // `operation` is one of the image's. `from` and `to` are what the kernel reads and writes, or both sides of a dot: rows
 // of dtypes.def, of operations on bits their number, of products the WeightKind as `to`. Then how blocks are scaled, as
-// BlockKey has it.
+// BlockKey has it; of conversions `kind` is the StepLayout.
 struct KernelKey {
   int operation;
   int from, to;
