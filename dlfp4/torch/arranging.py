@@ -16,13 +16,13 @@ from dlfp4.torch.scaled_tensor import (
     ScaledTensor,
     Shape,
     Table,
-    decode,
     decomposed,
     described,
     handled,
     implements,
     strides_of,
     turn,
+    values_of,
     wrapper,
 )
 from dlfp4.torch.tracing import is_traced_whole, traces_whole
@@ -66,6 +66,20 @@ class Arranged(Memoryless):
             if function in PRODUCTS:
                 return handled(function, args, given)
         return decomposed(function, args, given)
+
+    def dequantize(self, dtype: Any = None) -> torch.Tensor:
+        """The values, as of a ScaledTensor."""
+        return values_of(self, dtype)
+
+    def arrange(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of the whole in the dimensions of this tensor."""
+        named = [factor for group in self.groups for factor in group]
+        order = [factor.dim for factor in named if factor.dim is not None]
+        ones = [dim for dim in range(values.dim()) if dim not in order]
+        values = values.permute(*ones, *order).reshape([values.shape[dim] for dim in order])
+        for place, factor in enumerate(named):
+            values = values.unsqueeze(place) if factor.dim is None else values
+        return values.expand([factor.extent for factor in named]).reshape(self.shape)
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Group, ...]]:
         return ["whole"], self.groups
@@ -175,18 +189,6 @@ def viewed(q: ScaledTensor | Arranged, size: Sequence[int]) -> Any:
     if tuple(made.shape) != tuple(size):
         raise NotImplementedError(f"{q!r} has no view of shape {tuple(size)}: call .dequantize() for the values")
     return made
-
-
-@arranges(aten.dequantize.self)
-def values_of(q: Arranged) -> torch.Tensor:
-    """All values."""
-    values, named = decode(q.whole, q.dtype), [factor for group in q.groups for factor in group]
-    order = [factor.dim for factor in named if factor.dim is not None]
-    ones = [dim for dim in range(values.dim()) if dim not in order]
-    values = values.permute(*ones, *order).reshape([values.shape[dim] for dim in order])
-    for place, factor in enumerate(named):
-        values = values.unsqueeze(place) if factor.dim is None else values
-    return values.expand([factor.extent for factor in named]).reshape(q.shape)
 
 
 # ---- Products

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Never, TypedDict, Unpack, overload
 import torch
 
 from dlfp4.torch import functions
+from dlfp4.torch.gradients import is_differentiated
 from dlfp4.torch.representing import Parts
-from dlfp4.torch.scaled_tensor import Axis, ScaledTensor, is_differentiated
+from dlfp4.torch.scaled_tensor import Axis, ScaledTensor
 
 if TYPE_CHECKING:
     from dlfp4._core import _Rounding, _ScaleLayout

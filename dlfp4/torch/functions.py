@@ -14,6 +14,8 @@ from dlfp4.frameworks.base import FP4
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import text_of_recipe
 from dlfp4.proto import constant_signs, flag_of
+from dlfp4.torch.gradients import is_differentiated
+from dlfp4.torch.memoryless import Memoryless
 from dlfp4.torch.registering import CALLS
 from dlfp4.torch.representing import FORMAT_ELEMENTS, PAIRS, Parts, as_parts, as_plain, as_quantized
 
@@ -407,17 +409,18 @@ def dequantize(q: Any, dtype: _DType | None = None, *, out: torch.Tensor | None 
 
     Parameters
     ----------
-    q : Parts
-        What :func:`quantize` returns.
+    q : ScaledTensor or Parts
+        What ``dlfp4.torch.quantize`` returns, or its parts.
     dtype : dtype-like, optional
-        float32, bfloat16 or float16. Default: that of `out`, else float32.
+        float32, bfloat16 or float16; of a ScaledTensor also float64, with the values of float32. Default: that of
+        `out`, else float32, whereas :meth:`ScaledTensor.dequantize` has the type of the tensor.
     out : torch.Tensor, optional
-        Memory for the result.
+        Memory for the result, of float32, bfloat16 or float16; without a gradient.
 
     Returns
     -------
     torch.Tensor
-        ``(..., K)``.
+        ``(..., K)``. Gradients pass through to a ScaledTensor.
 
     Raises
     ------
@@ -430,7 +433,10 @@ def dequantize(q: Any, dtype: _DType | None = None, *, out: torch.Tensor | None 
     >>> dlfp4.torch.dequantize(dlfp4.torch.quantize(torch.ones(1, 32), "nvfp4"), "bfloat16").sum()
     tensor(32., dtype=torch.bfloat16)
     """
-    a = as_quantized(q)
+    if isinstance(q, Memoryless) and out is None:
+        values: torch.Tensor = q.dequantize("float32" if dtype is None else dtype)
+        return values
+    a = Parts(q) if is_whole(q) else as_quantized(q)
     return run(OPS.dequantize, (*a, type_of_result(dtype, out) or "float32"), out)
 
 
@@ -499,8 +505,18 @@ def vecdot(a: Any, b: Any, axis: int = -1, *, out: torch.Tensor | None = None) -
 
 def both(a: Any, b: Any) -> tuple[Any, ...]:
     """Two operands in the order of the schemas."""
-    left, right = as_parts(a), as_parts(b)
+    left, right = as_operand(a), as_operand(b)
     return (left.data, *right, *left[1:])
+
+
+def as_operand(x: Any) -> Parts:
+    """An operand as it is given to an operation: in its parts, or whole."""
+    return Parts(x) if is_whole(x) else as_parts(x)
+
+
+def is_whole(x: Any) -> bool:
+    """Whether an operation is to have a quantized tensor whole, as autograd follows it: its parts have no gradient."""
+    return hasattr(type(x), "__dlfp4_parts__") and is_differentiated(x)
 
 
 def matmul(
@@ -605,6 +621,6 @@ def grouped_matmul(
         raise TypeError("offsets is None; expected a torch.Tensor: where the rows of each expert end")
     check_tensors(offsets=offsets, indices=indices, weights=weights)
     name = type_of_result(out_dtype, out)
-    left, right = as_parts(x), as_parts(w)
+    left, right = as_operand(x), as_operand(w)
     operands = (left.data, right.data, offsets, *right[1:], *left[1:])
     return run(OPS.grouped_matmul, (*operands, indices, weights, tokens, alpha, name, activation), out)

@@ -417,3 +417,9 @@ def is_followed(*args: Any) -> bool:
     """Whether autograd follows a call, backward or forward."""
     wanted: bool = torch._C.is_grad_enabled() and torch._C._any_requires_grad(*args)
     return wanted or forward_ad._current_level >= 0
+
+
+def is_differentiated(x: torch.Tensor) -> bool:
+    """The same of a tensor, in what Dynamo can trace."""
+    follows: bool = (torch.is_grad_enabled() and x.requires_grad) or forward_ad._current_level >= 0
+    return follows

@@ -91,8 +91,9 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
         is_plain = type(weight) is not ScaledTensor or torch.jit.is_tracing()  # distributed, or replaced
         if self.activation is None and (is_wide or is_plain):
             return torch.nn.functional.linear(x, weight, bias)
-        parts = weight.mT if torch.compiler.is_compiling() else as_they_lie(weight).mT  # which spares a dispatch
-        product = functions.matmul(x.float() if is_wide else x, parts, activation=self.activation)
+        is_whole = torch.compiler.is_compiling() or weight.requires_grad
+        turned = weight.mT if is_whole else as_they_lie(weight).mT  # which spares a dispatch
+        product = functions.matmul(x.float() if is_wide else x, turned, activation=self.activation)
         product = product.double() if is_wide else product
         if bias is None:
             return product

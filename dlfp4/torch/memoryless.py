@@ -18,9 +18,10 @@ class Memoryless(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's types
     __dlpack_c_exchange_api__ = Tensor.__dlpack_c_exchange_api__  # which refuses what is no Tensor of dlfp4
 
     def __dlpack__(self, *arguments: Any, **options: Any) -> Never:
+        whole = "dlfp4.asarray takes it whole, " if hasattr(self, "__dlfp4_scaled__") else ""
         raise BufferError(
             f"{self!r} cannot be exchanged as one tensor: its codes mean nothing without their scales; "
-            f"dlfp4.asarray takes it whole, .dequantize() gives its values"
+            f"{whole}.dequantize() gives its values"
         )
 
     def __dlpack_device__(self) -> Never:
@@ -36,6 +37,12 @@ class Memoryless(torch.Tensor):  # type: ignore[misc]  # to mypy PyTorch's types
     def tolist(self) -> Never:
         """Refused."""
         raise NotImplementedError(f"{self!r} as a list: call .dequantize() for the values")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise NotImplementedError(f"a copy of {self!r}: copy what it was made of, or its .dequantize()")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise NotImplementedError(f"{self!r} in a pickle or a file: save what it was made of, or its .dequantize()")
 
     def storage(self) -> Never:
         """Refused; not by NotImplementedError, after which safetensors would read at ``data_ptr()`` as many bytes as

@@ -22,7 +22,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, alpha: float | None = None) -> to
     if a.dtype is torch.float64:
         product = torch.matmul(*[decode(x, a.dtype) if isinstance(x, ScaledTensor) else x for x in (a, b)])
         return product if alpha is None else product * alpha
-    return functions.matmul(a, b, alpha=alpha, out_dtype=a.dtype)
+    return functions.matmul(as_parts(a), as_parts(b), alpha=alpha, out_dtype=a.dtype)
 
 
 @implements(aten.mm.default, aten.matmul.default)
@@ -119,7 +119,7 @@ def grouped_mm(
         if b.is_cuda:  # where dlfp4 multiplies no floats by experts
             found: torch.Tensor = function(a, b, offs, bias, out_dtype)
             return found
-    return functions.grouped_matmul(a, b, offs, out_dtype=out_dtype or a.dtype)
+    return functions.grouped_matmul(as_parts(a), as_parts(b), offs, out_dtype=out_dtype or a.dtype)
 
 
 # ---- dlfp4's own operations, to which Dynamo hands a tensor as it is

@@ -20,6 +20,7 @@ from dlfp4.frameworks.torch import FP8 as FP8_OF_TORCH
 from dlfp4.frameworks.torch import element_name
 from dlfp4.operations import Encoding, transposed
 from dlfp4.proto import TensorProto
+from dlfp4.torch.memoryless import Memoryless
 
 if TYPE_CHECKING:
     from dlfp4.formats import GlobalScalePer
@@ -114,6 +115,8 @@ def as_quantized(x: Any) -> Parts:
     """The same of a quantized argument. PyTorch's transforms hide what a tensor is to which they are applied."""
     parts = as_parts(x)
     if not parts.type:
+        if isinstance(x, Memoryless):
+            raise NotImplementedError(f"{x!r} has products alone; call its .dequantize() for the values")
         raise TypeError(
             f"q is a plain {type(x).__name__}; expected a ScaledTensor, from quantize. Within "
             f"torch.func.vmap, one that is mapped over is a Tensor to whoever asks: call its .dequantize()"

@@ -12,19 +12,21 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.autograd import forward_ad
 
 from dlfp4 import _core
 from dlfp4.formats import FLOATS, offset_parts
 from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.operations import Encoding
 from dlfp4.torch import functions
+from dlfp4.torch.gradients import is_differentiated
 from dlfp4.torch.memoryless import Memoryless
 from dlfp4.torch.representing import Parts, outline, share_quantized
 from dlfp4.torch.tracing import PlainTraced, is_traced_whole, traces_whole
 
 if TYPE_CHECKING:
     import dlfp4
+    from dlfp4._core import _DType
+    from dlfp4.torch.arranging import Arranged
 
 # Attributes that hold the inner tensors; all but the first two may be None.
 PARTS = ("elements", "scales", "global_scale", "encode_scale", "offsets")
@@ -189,13 +191,16 @@ class ScaledTensor(Memoryless):
         """-1 or -2, along which blocks run."""
         return -3 - self.encoding.axis if self.turned else self.encoding.axis
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The values as a plain tensor, of `dtype` or of this tensor's own; gradients pass through."""
-        kind = self.dtype if dtype is None else checked_dtype(dtype)
-        if not is_differentiated(self):
-            return decode(self, kind)
-        follow = Dequantize if torch.compiler.is_compiling() else DequantizeEagerly
-        return follow.apply(self, kind)
+    def dequantize(self, dtype: _DType | None = None) -> torch.Tensor:
+        """The values as a plain tensor; gradients pass through.
+
+        Parameters
+        ----------
+        dtype : dtype-like, optional
+            float32, bfloat16, float16 or float64, which has the values of float32. Default: the type of this tensor,
+            whereas that of :func:`dlfp4.torch.dequantize` is float32.
+        """
+        return values_of(self, dtype)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return described(self)
@@ -567,16 +572,21 @@ def owner_among(args: Iterable[Any]) -> str:
 # ---- Decoded: gradients are those of the values
 
 
-def is_differentiated(x: torch.Tensor) -> bool:
-    """Whether autograd follows a tensor backward, or any forward."""
-    follows: bool = x.requires_grad or forward_ad._current_level >= 0
-    return follows
+def values_of(q: ScaledTensor | Arranged, dtype: _DType | None) -> torch.Tensor:
+    """The values in a type, or the tensor's own, with their gradient."""
+    kind = q.dtype if dtype is None else checked_dtype(getattr(torch, functions.name_of(dtype) or "", dtype))
+    if not is_differentiated(q):
+        return decode(q, kind)
+    follow = Dequantize if torch.compiler.is_compiling() else DequantizeEagerly
+    return follow.apply(q, kind)
 
 
-def decode(q: ScaledTensor, dtype: torch.dtype) -> torch.Tensor:
+def decode(q: ScaledTensor | Arranged, dtype: torch.dtype) -> torch.Tensor:
     """The values; float64 has those of float32, to which products of scales are rounded."""
     if dtype is torch.float64:
         return decode(q, torch.float32).to(dtype)
+    if not isinstance(q, ScaledTensor):
+        return q.arrange(decode(q.whole, dtype))
     values = functions.dequantize(as_they_lie(q), dtype)
     return values.mT if q.turned else values
 
@@ -585,7 +595,7 @@ class Dequantize(torch.autograd.Function):  # type: ignore[misc]
     """The values of a tensor, which gets their gradient."""
 
     @staticmethod
-    def forward(q: ScaledTensor, dtype: torch.dtype) -> torch.Tensor:
+    def forward(q: ScaledTensor | Arranged, dtype: torch.dtype) -> torch.Tensor:
         """The values."""
         return decode(q, dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch.utils._python_dispatch import return_and_correct_aliasing
@@ -397,6 +397,10 @@ class Line(Memoryless):
         if others or (member.dim() > 1 and shape != tuple(member.shape)):
             return NotImplemented
         return aten.alias.default(member) if shape == tuple(member.shape) else member.view(shape)
+
+    def dequantize(self, dtype: Any = None) -> Never:
+        """Refused."""
+        raise NotImplementedError(f"{self!r}: call .dequantize() before it is put in a line")
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"{', '.join(map(repr, self.members))} in a line"

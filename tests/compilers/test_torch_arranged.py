@@ -1,15 +1,19 @@
 """Products on whose way PyTorch arranges dimensions anew: those of codes, eager, in inference mode and compiled."""
 
+import copy
 import importlib
+import io
 
 import pytest
+
+import dlfp4
 
 from ..support.capsules import framework
 from ..support.torch_tensors import randn
 
 torch = framework("torch")
 dt = importlib.import_module("dlfp4.torch")
-arranging, multiplying = (importlib.import_module(f"dlfp4.torch.{name}") for name in ("arranging", "multiplying"))
+decoders = [importlib.import_module(f"dlfp4.torch.{name}") for name in ("scaled_tensor", "multiplying")]
 F = torch.nn.functional
 
 
@@ -58,7 +62,7 @@ def undecoded(monkeypatch):
     def refuse(q, dtype):
         raise AssertionError(f"{q} was decoded")
 
-    for module in (arranging, multiplying):
+    for module in decoders:
         monkeypatch.setattr(module, "decode", refuse)
 
 
@@ -107,11 +111,33 @@ def test_what_is_arranged_has_products_alone():
             lambda x=arranged: x + 1,
             lambda x=arranged: torch.exp(x),
             lambda x=arranged: x.contiguous() + 1,
+            lambda x=arranged: dt.matmul(X, x.mT),
+            lambda x=arranged, values=values: dt.dequantize(x, out=values),
         ):
-            with pytest.raises(NotImplementedError, match=r"arranged as .*call \.dequantize\(\) for the values"):
+            with pytest.raises(NotImplementedError, match=r"arranged as .*call .*\.dequantize\(\) for the values"):
                 refused()
+        for refused in (copy.copy, copy.deepcopy, lambda x: torch.save(x, io.BytesIO())):
+            with pytest.raises(NotImplementedError, match=r"arranged as .* what it was made of, or its \.dequantize"):
+                refused(arranged)
+        with pytest.raises(BufferError, match=r"their scales; \.dequantize\(\) gives its values"):
+            dlfp4.asarray(arranged)
     with pytest.raises(NotImplementedError, match=r"by matrices of which .*call \.dequantize\(\)"):
         torch.einsum("ebk,enk->bn", X4[0], s)  # a sum over matrices and within them
+
+
+def test_values_of_what_is_arranged():
+    """By the method and by the function, in every type, with their gradient."""
+    s = dt.quantize(randn(4, 32, 64, seed=6).bfloat16(), "nvfp4")
+    arranged = s.permute(1, 0, 2)
+    for dtype in ("float16", torch.float64):
+        assert torch.equal(arranged.dequantize(dtype), s.dequantize(dtype).permute(1, 0, 2))
+    assert torch.equal(dt.dequantize(arranged), s.dequantize("float32").permute(1, 0, 2))
+    for decode in (dt.dequantize, lambda q: q.dequantize()):
+        master = randn(32, 64).requires_grad_()
+        decode(dt.quantize(master, "nvfp4").expand(3, 32, 64)).sum().backward()
+        assert torch.equal(master.grad, torch.full((32, 64), 3.0))
+    with pytest.raises(NotImplementedError, match=r"call \.dequantize\(\) before it is put in a line"):
+        dt.dequantize(s[0].mT.reshape(-1))
 
 
 def test_other_words_for_views():

@@ -439,7 +439,7 @@ def test_more_objects_that_are_no_options():
             dt.quantize(randn(2, 64), "nvfp4", recipe=wrong)
         with pytest.raises(ValueError, match=r"recipe=.*expected (None, a dlfp4.Recipe or one of|names)"):
             dt.quantize_(torch.nn.Linear(64, 8), "nvfp4", recipe=wrong)
-        with pytest.raises(TypeError, match=r"dtype=.*: a ScaledTensor decodes to torch.float32"):
+        with pytest.raises(TypeError, match=r"dtype.*(expected a name|expected one of|a ScaledTensor decodes to)"):
             w.dequantize(wrong)
         with pytest.raises(TypeError, match=r"type=.* of Parts is of type .*expected a string"):
             dt.cast(dt.Parts(torch.zeros(4, dtype=torch.uint8), type=wrong), "float32")

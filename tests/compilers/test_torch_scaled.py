@@ -297,8 +297,87 @@ def test_straight_through_to_the_master():
     assert torch.equal(master.grad, torch.full((32, 64), 3.0))
 
 
-# Functorch's jvp imports decompositions that PyTorch itself scripts.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+FOLLOWED = {
+    "matmul": (lambda w, x: dt.matmul(x, w.mT, alpha=2.0), lambda w, x: 2 * (x @ w.mT)),
+    "matmul, the weight first": (lambda w, x: dt.matmul(w, x.mT), lambda w, x: w @ x.mT),
+    "matmul, rounded": (lambda w, x: dt.matmul(x, w.mT, activation="int8"), lambda w, x: x @ w.mT),
+    "vecdot": (lambda w, x: dt.vecdot(x[0], w), lambda w, x: (x[0] * w).sum(-1)),
+    "dot": (lambda w, x: dt.dot(x[0], w[:1].reshape(64)), lambda w, x: (x[0] * w[0]).sum()),
+    "grouped_matmul": (
+        lambda w, x: dt.grouped_matmul(x, w.view(2, 16, 64).mT, torch.tensor([1, 3])),
+        lambda w, x: torch.cat([x[:1] @ w[:16].mT, x[1:] @ w[16:].mT]),
+    ),
+    "dequantize": (lambda w, x: dt.dequantize(w) @ x.mT, lambda w, x: w @ x.mT),
+}
+
+
+# Functorch's jvp, and what AOTAutograd differentiates, import decompositions that PyTorch itself scripts.
+SCRIPTS = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+
+
+@SCRIPTS
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo, which does
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_functions_give_the_master_its_gradient(name, compiles):
+    """Straight through, as operators do."""
+    call, by_values = FOLLOWED[name]
+    found = [values(*shape, dtype=torch.float32).requires_grad_() for shape in ((32, 64), (3, 64))]
+    decoded = dt.quantize(found[0].detach(), "nvfp4").dequantize()
+    wanted = [decoded.requires_grad_(), found[1].detach().clone().requires_grad_()]
+
+    def loss(master, x):
+        return call(dt.quantize(master, "nvfp4"), x).square().sum() / 2
+
+    torch._dynamo.reset()
+    made = (torch.compile(loss, fullgraph=True, backend="aot_eager") if compiles else loss)(*found)
+    expected = by_values(*wanted).square().sum() / 2
+    made.backward()
+    expected.backward()
+    tolerance = 0.05 if "rounded" in name else 1e-4
+    for own, other in zip(found, wanted, strict=True):
+        assert torch.allclose(own.grad, other.grad, rtol=tolerance, atol=tolerance * other.grad.abs().max().item())
+
+
+@SCRIPTS
+def test_a_gradient_of_codes_is_not_dropped():
+    """Forward, of a weight that itself requires one, and where memory for the result is given."""
+    w = dt.quantize(values(32, 64, dtype=torch.float32), "nvfp4")
+    x = values(3, 64, dtype=torch.float32)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(w.dequantize(), torch.ones(32, 64))
+        product = dt.matmul(x, dt.quantize(dual, "nvfp4").mT)
+        tangent = torch.autograd.forward_ad.unpack_dual(product).tangent
+    assert torch.allclose(tangent, x.sum(1, keepdim=True).expand(3, 32), atol=1e-4)
+    for activation in (None, "int8"):
+        layer = dt.Linear(64, 32, format="nvfp4", activation=activation).requires_grad_(True)
+        layer(x).sum().backward()
+        assert torch.allclose(layer.weight.grad, x.sum(0).expand(32, 64), atol=1e-4)
+    for call in (
+        lambda out: dt.matmul(x, layer.weight.mT, out=out[:3, :32]),
+        lambda out: dt.dequantize(layer.weight, out=out),
+    ):
+        with pytest.raises(RuntimeError, match="has no gradient, and an argument requires one: omit `out=`"):
+            call(torch.empty(32, 64))
+        with torch.no_grad():
+            call(torch.empty(32, 64))
+
+
+def test_the_method_and_the_function_take_the_same_types():
+    w = dt.quantize(values(32, 64, dtype=torch.float32), "nvfp4")
+    for dtype in ("float32", "bfloat16", torch.float16, torch.float64):
+        assert same_values(dt.dequantize(w, dtype), w.dequantize(dtype))
+    assert dt.dequantize(w.bfloat16()).dtype == torch.float32
+    for call in (w.dequantize, lambda dtype: dt.dequantize(w, dtype)):
+        with pytest.raises(TypeError, match=r"a ScaledTensor decodes to torch\.float32"):
+            call("float8_e4m3fn")
+
+
+def same_values(a, b):
+    return a.dtype == b.dtype and torch.equal(a, b)
+
+
+@SCRIPTS
 def test_straight_through_forward_and_by_samples():
     """Derivatives of a master along a tangent, and those of each of a batch; of a batch of masters there are none."""
     x, w, along = (values(*shape, dtype=torch.float32, seed=k) for k, shape in enumerate(((3, 64), (32, 64), (32, 64))))
