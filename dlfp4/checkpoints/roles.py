@@ -111,6 +111,7 @@ WEIGHT = re.compile(
     r"^(\w*weight|kernel|w(\d|_?(q|k|v|o|i|in|out|up|gate|down))?|v1|wi_\d|\w*_proj|\w*(fc|linear|dense)\d?"
     r"|[^.]*experts?)$"
 )
+NO_WEIGHT = "not called a weight; include names it"
 # Stacks of experts of which the second multiplies what the first gives.
 PAIRS = (
     ("gate_up_proj", "down_proj"), ("up_proj", "down_proj"), ("gate_proj", "down_proj"), ("w1", "w2"), ("w3", "w2"),
@@ -130,10 +131,13 @@ GPT_2 = re.compile(r"(^|\.)(c_attn|q_attn|c_fc|c_proj)\.weight$")
 class Model:
     """All names, element types and shapes of a model, and what they say about each other."""
 
-    def __init__(self, shapes: Shapes, flags: Mapping[str, bool], axis: int | None) -> None:
+    def __init__(
+        self, shapes: Shapes, flags: Mapping[str, bool], axis: int | None, roles: Mapping[str, str] | None = None
+    ) -> None:
         # Of longer names the expressions here would take time that grows with their square.
         self.shapes = {name: each for name, each in shapes.items() if len(name) <= LONGEST_NAME}
         self.flags, self.axis = flags, axis
+        self.roles = roles or {}  # what is known of tensors whose names do not tell it
         self.stems: dict[tuple[str, str], str] = {}  # quantized data by its module, and its name there
         self.largest: dict[str, str] = {}  # the largest quantized data of a module
         for name in self.shapes:
@@ -218,22 +222,22 @@ class Model:
         what = self.role_of(name) or self.role_by_shape(name)
         options = {role.what: role.option for role in ROLES}
         if what:
-            option = options[what]
+            option = options.get(what, "")
             if self.flags.get(option):
                 return ""
             return f"{what}; {FLAG}{option} quantizes it" if option else what
         if len(shape) == 3 and "expert" not in name and not self.partner_of(name) and not named:
             return "3 dimensions, and not called experts; include names it"
         if module_of(name) and not WEIGHT.match(last(name)) and not named:
-            return "not called a weight; include names it"
+            return NO_WEIGHT
         return ""
 
     def role_of(self, name: str) -> str:
-        """What a tensor does other than a linear layer's weight, as its name tells; "" where it tells nothing."""
+        """What a tensor does other than a linear layer's weight, as its name tells or `roles`; "" for nothing."""
         for row in ROLES:
             if row.holds(name) and not (row.option == "routers" and self.is_gated(name)):
                 return row.what
-        return ""
+        return self.roles.get(name, "")
 
     def role_by_shape(self, name: str) -> str:
         """An output head is a matrix outside the layers in an embedding's shape, which CLIP's projections may have."""

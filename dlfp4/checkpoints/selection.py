@@ -78,6 +78,7 @@ def choose(
     include_heads: bool = False,
     include_routers: bool = False,
     axis: int | None = None,
+    roles: Mapping[str, str] | None = None,
 ) -> dict[str, Choice]:
     """Choose the tensors of a model to quantize; by default, the weights of its linear layers alone.
 
@@ -105,6 +106,8 @@ def choose(
     axis : {-1, -2}, optional
         The axis over which products with stacks of experts sum: -1 for (experts, out, in), -2 for (experts, in, out).
         By default the shapes of the stacks that belong together tell it. Who says it names the stacks.
+    roles : mapping of str to str, optional
+        By name, what tensors are, or why they are kept, where more is known of them than names tell: "embedding".
 
     Returns
     -------
@@ -139,7 +142,7 @@ def choose(
     wanted, unwanted = find_matches("include", included, shapes), find_matches("exclude", excluded, shapes)
     order = -2 if axis is None and convention == GPT_OSS else axis
     flags = {"embeddings": include_embeddings, "heads": include_heads, "routers": include_routers}
-    model = Model(shapes, {name: _parse_flag(flag, FLAG + name) for name, flag in flags.items()}, order)
+    model = Model(shapes, {name: _parse_flag(flag, FLAG + name) for name, flag in flags.items()}, order, roles)
     choices = {}
     for name, x in tensors.items():
         reason = (

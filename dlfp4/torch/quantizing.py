@@ -11,6 +11,7 @@ import torch
 
 from dlfp4 import _core
 from dlfp4.arguments import check_named, format_of
+from dlfp4.checkpoints.roles import NO_WEIGHT, WEIGHT
 from dlfp4.checkpoints.selection import (
     Choice,
     check_included,
@@ -104,6 +105,7 @@ def quantize_(
         convention=convention,
         include=include,
         exclude=exclude,
+        roles=roles_in(module, named=bool(include)),
     )
     chosen = one_each(tensors, choices)
     check_included(include, *by_name(tensors, choices, chosen))
@@ -139,6 +141,20 @@ def described(tensor: torch.Tensor) -> Any:
     if not isinstance(tensor, ScaledTensor):
         return tensor
     return element_of(tensor.format), tuple(tensor.shape)
+
+
+def roles_in(module: torch.nn.Module, *, named: bool) -> dict[str, str]:
+    """What a module's tensors are that are no weights, as the modules that own them tell.
+
+    A parameter of `module` itself has a name without a module before it, from which in a file nothing follows: here it
+    is judged as those of the modules within are.
+    """
+    found = {} if named else {name: NO_WEIGHT for name in module._parameters if not WEIGHT.match(name)}
+    found |= {name: "buffer" for name, _ in module.named_buffers()}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        if isinstance(owner, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            found[f"{path}.weight".removeprefix(".")] = "embedding"
+    return found
 
 
 def one_each(tensors: Mapping[str, torch.Tensor], choices: Mapping[str, Choice]) -> dict[str, Choice]:

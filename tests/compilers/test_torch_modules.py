@@ -87,6 +87,58 @@ def test_errors_name_no_option_of_files():
         dt.quantize_(model, "nvfp4")
 
 
+class Positions(torch.nn.Module):
+    """With parameters and buffers that are only added."""
+
+    def __init__(self):
+        super().__init__()
+        self.pos = torch.nn.Parameter(randn(32, 64))
+        self.register_buffer("table_weight", randn(32, 64))
+        self.fc = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.fc(x) + self.pos + self.table_weight
+
+
+class Bags(torch.nn.Module):
+    """With a head that the shape of the embedding tells."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer, self.last = (
+            torch.nn.EmbeddingBag(256, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 256),
+        )  # fmt: skip
+
+    def forward(self, ids):
+        return self.last(self.layer(self.table(ids)))
+
+
+@pytest.mark.parametrize(
+    ("make", "x", "expected"),
+    [
+        (
+            lambda: torch.nn.Sequential(torch.nn.Embedding(64, 64), torch.nn.Linear(64, 64)),
+            torch.arange(8),
+            ["1.weight"],
+        ),
+        (Bags, torch.arange(8)[None], ["layer.weight"]),
+        (Positions, randn(32, 64), ["fc.weight"]),
+    ],
+)
+def test_what_modules_tell_of_tensors_without_telling_names(make, x, expected):
+    made = dt.quantize_(make(), "nvfp4")
+    assert quantized_names(made) == expected
+    assert made(x).isfinite().all()
+
+
+def test_tensors_that_are_no_weights_are_named():
+    with pytest.raises(ValueError, match=r"\(weight: embedding\)"):
+        dt.quantize_(torch.nn.Embedding(64, 64), "nvfp4")
+    with pytest.raises(ValueError, match=r"table_weight \(buffer\)"):
+        dt.quantize_(Positions(), "nvfp4", include="table_weight")
+    assert quantized_names(dt.quantize_(Positions(), "nvfp4", include="pos")) == ["pos"]
+
+
 @pytest.mark.parametrize(
     ("include", "message"),
     [
