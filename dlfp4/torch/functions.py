@@ -38,6 +38,19 @@ def check_tensors(**given: Any) -> None:
             raise TypeError(f"{name} is of type {type(x).__name__}; expected a torch.Tensor")
 
 
+def check_memory(out: Any) -> None:
+    """Refuse memory for a result in which PyTorch would read other values than are written there."""
+    check_tensors(out=out)
+    if torch.compiler.is_dynamo_compiling():  # which cannot ask for these bits
+        return
+    for name in ("neg", "conj"):
+        if getattr(out, f"is_{name}")():
+            raise ValueError(
+                f"out is a tensor whose is_{name} bit is set: PyTorch changes the sign of what its memory holds; pass "
+                f"plain memory, such as torch.empty({tuple(out.shape)}, dtype={out.dtype}), and copy from it"
+            )
+
+
 # ---- Constants of a graph
 
 
@@ -90,7 +103,7 @@ def run(op: Any, args: tuple[Any, ...], out: torch.Tensor | None) -> torch.Tenso
             f"F.linear or x @ w.mT, or use torch.export"
         )
     if out is not None:
-        check_tensors(out=out)
+        check_memory(out)
         called(op.out, args, out=out)
         return out
     found: torch.Tensor = called(op.default, args)
@@ -313,6 +326,8 @@ def arguments_of_quantize(
     a = as_plain(x)
     unit = global_scale
     if isinstance(unit, (int, float, np.floating)):
+        # Dynamo has no form for the check: there the graph itself refuses the number.
+        unit = unit if torch.compiler.is_dynamo_compiling() else _core._as_float32(unit, "global_scale")
         unit = torch.full((), unit, dtype=torch.float32, device=a.data.device)
     check_tensors(global_scale=unit)
     if torch.compiler.is_dynamo_compiling():

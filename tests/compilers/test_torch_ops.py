@@ -447,6 +447,30 @@ def test_more_objects_that_are_no_options():
         torch.func.vmap(lambda x: dt.cast(x, "float8_e4m3fn", rounding=3))(randn(2, 64))
 
 
+def test_memory_whose_values_pytorch_negates():
+    x = randn(4, 64)
+    w, stack = dt.quantize(randn(4, 64), "nvfp4"), dt.quantize(randn(2, 4, 64), "nvfp4")
+    for call, shape in (
+        (lambda out: dt.matmul(x, w.mT, out=out), (4, 4)),
+        (lambda out: dt.grouped_matmul(x, stack.mT, torch.tensor([1, 4]), out=out), (4, 4)),
+        (lambda out: dt.dequantize(w, out=out), (4, 64)),
+        (lambda out: dt.cast(x.half(), "float32", out=out), (4, 64)),
+        (lambda out: dt.vecdot(x, w, out=out), (4,)),
+    ):
+        out = torch.zeros(shape, dtype=torch.complex64).conj().imag
+        with pytest.raises(ValueError, match=r"out .* is_neg bit is set.* pass plain memory, such as torch\.empty"):
+            call(out)
+        call(out.resolve_neg())
+
+
+@pytest.mark.parametrize("number", [1e300, np.float64(-1e300), 10**400], ids=["float", "float64", "int"])
+def test_a_global_scale_beyond_float32(number):
+    q = dt.quantize(randn(4, 64), "nvfp4")
+    for quantize, options in ((dlfp4.quantize, {}), (dt.quantize, {}), (dt.quantize, {"out": q})):
+        with pytest.raises(ValueError, match=r"global_scale=.*(beyond float32|a decode scale is a .*finite float32)"):
+            quantize(randn(4, 64), "nvfp4", global_scale=number, **options)
+
+
 @pytest.mark.parametrize("wrong", [None, 0, "no"])
 def test_flags_are_true_or_false(wrong):
     """PyTorch's schemas take None and numbers for flags, and None for False."""
