@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Never, TypedDict, Unpack, overload
 
 import torch
 
+from dlfp4.suggest import did_you_mean
 from dlfp4.torch import functions
 from dlfp4.torch.gradients import is_differentiated
 from dlfp4.torch.representing import Parts
@@ -91,6 +92,16 @@ class Options(TypedDict, total=False):
     hadamard: Sequence[int] | int | None
 
 
+NAMES = tuple(Options.__annotations__)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """TypeError for an option that there is not, by the name of the function that users call."""
+    for name in options:
+        if name not in NAMES:
+            raise TypeError(f"quantize() got an unexpected keyword argument {name!r}{did_you_mean(name, NAMES)}")
+
+
 @overload
 def quantize(
     x: torch.Tensor,
@@ -154,6 +165,7 @@ def quantize(
     >>> x.grad.unique()
     tensor([1.])
     """
+    check_options(options)
     if torch.jit.is_tracing():
         raise RuntimeError(
             "torch.jit.trace would keep what the traced function quantizes as a constant: quantize before, or use "

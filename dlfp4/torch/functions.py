@@ -155,7 +155,8 @@ def cast(
         Of any shape; ``Parts(bytes, type="float6_e2m3fn")`` of a type that PyTorch lacks.
     dtype : dtype-like
         The element type of the result. FP4 comes in pairs, ``torch.float4_e2m1fn_x2`` of ``(..., K/2)``; FP6 as bytes,
-        ``torch.uint8`` of ``(..., 3*K/4)``.
+        ``torch.uint8`` of ``(..., 3*K/4)``. FP8 that PyTorch lacks (float8_e3m4, float8_e4m3, float8_e4m3b11fnuz) comes
+        as bytes of x's shape, which ``Parts(bytes, type="float8_e3m4")`` names again.
     rounding, saturate, seed
         As :func:`dlfp4.cast`.
     packed : bool
@@ -299,7 +300,7 @@ def quantize(
         results = out if isinstance(out, tuple) and not isinstance(out, Parts) else (out,)
         if len(results) != len(axes):
             raise ValueError(f"out has {len(results)} quantized tensors for {len(axes)} axes")
-        given = [as_parts(each) for each in results]
+        given = [as_parts(each, "out") for each in results]
         written = listed(axes, given)
         called(OPS.quantize.out, args, out=written)
         copy_common(given, written)
@@ -463,7 +464,7 @@ def dot(a: Any, b: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
 
     Parameters
     ----------
-    a, b : torch.Tensor or Parts
+    a, b : torch.Tensor, ScaledTensor or Parts
         ``(K,)`` each.
     out : torch.Tensor, optional
         Memory for the result.
@@ -492,7 +493,7 @@ def vecdot(a: Any, b: Any, axis: int = -1, *, out: torch.Tensor | None = None) -
 
     Parameters
     ----------
-    a, b : torch.Tensor or Parts
+    a, b : torch.Tensor, ScaledTensor or Parts
         Of one element type, or of two floating-point ones.
     axis : int
         The axis to sum over, in both operands; the other axes broadcast.
@@ -520,13 +521,13 @@ def vecdot(a: Any, b: Any, axis: int = -1, *, out: torch.Tensor | None = None) -
 
 def both(a: Any, b: Any) -> tuple[Any, ...]:
     """Two operands in the order of the schemas."""
-    left, right = as_operand(a), as_operand(b)
+    left, right = as_operand(a, "a"), as_operand(b, "b")
     return (left.data, *right, *left[1:])
 
 
-def as_operand(x: Any) -> Parts:
+def as_operand(x: Any, name: str) -> Parts:
     """An operand as it is given to an operation: in its parts, or whole."""
-    return Parts(x) if is_whole(x) else as_parts(x)
+    return Parts(x) if is_whole(x) else as_parts(x, name)
 
 
 def is_whole(x: Any) -> bool:
@@ -548,10 +549,10 @@ def matmul(
 
     Parameters
     ----------
-    a : torch.Tensor or Parts
+    a : torch.Tensor, ScaledTensor or Parts
         ``(..., M, K)`` or ``(K,)``.
-    b : torch.Tensor or Parts
-        ``(K, N)``: usually ``w.mT`` of what :func:`quantize` made of a weight ``(N, K)``.
+    b : torch.Tensor, ScaledTensor or Parts
+        ``(K, N)``: usually ``w.mT`` of what ``dlfp4.torch.quantize`` made of a weight ``(N, K)``.
     alpha : float, optional
         A factor of the result.
     out_dtype : dtype-like, optional
@@ -564,9 +565,9 @@ def matmul(
     Returns
     -------
     torch.Tensor
-        ``(..., M, N)``. Gradients flow to floats: to `a` by the decoded `b`, and the other way round, as of the
-        product without the rounding that `activation` asks for. Under ``torch.autocast`` a float32 `a` is cast as that
-        of ``torch.matmul``.
+        ``(..., M, N)``. Gradients flow to floats, and to a ScaledTensor that requires one, such as a quantized master
+        weight: to `a` by the decoded `b`, and the other way round, as of the product without the rounding that
+        `activation` asks for. Under ``torch.autocast`` a float32 `a` is cast as that of ``torch.matmul``.
 
     Raises
     ------
@@ -601,10 +602,10 @@ def grouped_matmul(
 
     Parameters
     ----------
-    x : torch.Tensor or Parts
+    x : torch.Tensor, ScaledTensor or Parts
         ``(R, K)``, rows sorted by expert, or with `indices` ``(T, K)``, tokens.
-    w : torch.Tensor or Parts
-        ``(E, K, N)``: usually ``w.mT`` of what :func:`quantize` made of a stack ``(E, N, K)``.
+    w : torch.Tensor, ScaledTensor or Parts
+        ``(E, K, N)``: usually ``w.mT`` of what ``dlfp4.torch.quantize`` made of a stack ``(E, N, K)``.
     offsets : torch.Tensor
         ``(E,)`` int32 or int64: where the rows of each expert end.
     indices, weights, tokens
@@ -615,9 +616,9 @@ def grouped_matmul(
     Returns
     -------
     torch.Tensor
-        ``(R, N)``; with `weights` ``(T, N)``. Gradients flow to floats: to `x` by the decoded `w`, to a `w` of floats,
-        and to `weights`, as of the product without the rounding that `activation` asks for. Under ``torch.autocast``
-        float32 operands are cast as those of ``torch.matmul``.
+        ``(R, N)``; with `weights` ``(T, N)``. Gradients flow to `x` by the decoded `w`, to a `w` of floats or a
+        ScaledTensor that requires one, and to `weights`, as of the product without the rounding that `activation` asks
+        for. Under ``torch.autocast`` float32 operands are cast as those of ``torch.matmul``.
 
     Raises
     ------
@@ -636,6 +637,6 @@ def grouped_matmul(
         raise TypeError("offsets is None; expected a torch.Tensor: where the rows of each expert end")
     check_tensors(offsets=offsets, indices=indices, weights=weights)
     name = type_of_result(out_dtype, out)
-    left, right = as_operand(x), as_operand(w)
+    left, right = as_operand(x, "x"), as_operand(w, "w")
     operands = (left.data, right.data, offsets, *right[1:], *left[1:])
     return run(OPS.grouped_matmul, (*operands, indices, weights, tokens, alpha, name, activation), out)

@@ -31,12 +31,12 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
     format : Format or str
         A row of :func:`dlfp4.formats`, whose blocks divide K.
     bias : bool
-        Whether there is one.
+        Whether the layer has a bias.
     activation : {"int8", "fp8_1x128", "mxfp8", "fp8_row"}, optional
         How x is rounded on the way to the product; see :func:`dlfp4.matmul`.
     convention : str, optional
-        By whose names ``state_dict`` has the weight's parts, one of ``dlfp4.checkpoints.CONVENTIONS``. Default: dlfp4's
-        own, which are those of ModelOpt.
+        The convention whose names ``state_dict`` uses for the parts of the weight, one of
+        ``dlfp4.checkpoints.CONVENTIONS``. Default: dlfp4's own names, which are those of ModelOpt.
     device : device, optional
         Where the parameters lie.
     dtype : torch.dtype, optional

@@ -61,18 +61,20 @@ def quantize_(
         As :func:`dlfp4.quantize` takes them.
     include, exclude : str or sequence of str, optional
         Patterns of the names of parameters; :func:`dlfp4.checkpoints.selection.choose`, which decides for files as
-        well, says what they match, and what no pattern has quantized: embeddings, heads, routers, norms. A head that is
-        to be quantized all the same is given as `module` by itself.
+        well, documents what they match, and what is never quantized, whatever the patterns: embeddings, heads, routers,
+        norms. The weight of an ``Embedding`` or ``EmbeddingBag`` is kept whatever its name, and a parameter of `module`
+        itself that is not called a weight unless `include` names it. A head that is to be quantized all the same is
+        given as `module` by itself.
     prepare : bool
         Bring weights on CUDA devices into the order of dlfp4's kernels; see :meth:`dlfp4.ScaledTensor.prepare`:
-        matrices, and stacks of such with a multiple of 128 rows. They are cut between blocks of 128 rows alone, so that
-        FSDP cannot have them. With activation "fp8_1x128" or "fp8_row", whose kernels read weights as they lie, they
-        are left so.
+        matrices, and stacks of such with a multiple of 128 rows. Prepared weights can be divided only between blocks of
+        128 rows, so FSDP cannot shard them. With activation "fp8_1x128" or "fp8_row", whose kernels read weights as
+        they lie, they are left so.
     activation : {"int8", "fp8_1x128", "mxfp8", "fp8_row"}, optional
         How layers round x; see :class:`Linear`.
     convention : str, optional
-        By whose names ``state_dict`` has the parts, one of ``dlfp4.checkpoints.CONVENTIONS``; what it cannot store is
-        not quantized.
+        The convention whose names ``state_dict`` uses for the parts of the weights, one of
+        ``dlfp4.checkpoints.CONVENTIONS``; what it cannot store is not quantized.
 
     Returns
     -------
@@ -82,8 +84,8 @@ def quantize_(
     Raises
     ------
     ValueError
-        An unknown format, activation or convention; a pattern that matches nothing, or one of `include` only what is
-        kept all the same; no weight is left to quantize.
+        An unknown format, activation or convention; a pattern matches nothing, or an `include` pattern matches only
+        tensors that are never quantized; no weight is left to quantize.
     TypeError
         `module` is not a module, or a pattern is not a string.
 

@@ -42,16 +42,16 @@ class Parts(NamedTuple):
         Empty where PyTorch's type says all; an element type, as "float6_e2m3fn" or "float6_e2m3fn/padded", of bytes; or
         the text of an :class:`~dlfp4.operations.Encoding`.
     shape : tuple of int or None
-        Of a quantized tensor, where its data is not the matrix that it is.
+        The shape of a quantized tensor, where it differs from that of the matrix in `data`.
     offsets : torch.Tensor or None
         Of quantized integers, zero points or biases; the type tells which.
 
     Examples
     --------
-    >>> import torch
-    >>> from dlfp4.torch.functions import quantize
-    >>> w = quantize(torch.eye(32), "nvfp4")
-    >>> w.type, w.mT.type
+    >>> import torch, dlfp4.torch
+    >>> w = dlfp4.torch.quantize(torch.eye(32), "nvfp4")
+    >>> parts = dlfp4.torch.Parts(w.elements, w.scales, w.global_scale, w.form)
+    >>> parts.type, parts.mT.type
     ('nvfp4', 'nvfp4/columns')
     """
 
@@ -88,8 +88,8 @@ class Parts(NamedTuple):
 FORMAT_ELEMENTS = {name: row.element.name for name, row in _core.formats().items()}
 
 
-def as_parts(x: Any) -> Parts:
-    """An argument as the parts that it consists of: a tensor is its own."""
+def as_parts(x: Any, name: str = "x") -> Parts:
+    """An argument as the parts that it consists of: a tensor is its own. Errors call it by its name."""
     if isinstance(x, Parts):
         if not isinstance(x.type, str):
             raise TypeError(f"type={x.type!r} of Parts is of type {type(x.type).__name__}; expected a string")
@@ -99,8 +99,22 @@ def as_parts(x: Any) -> Parts:
         parts: Parts = take_apart(x)
         return parts
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"expected a torch.Tensor or what quantize returns, got {type(x).__name__}")
+        raise TypeError(
+            f"{name}: expected a torch.Tensor or what quantize returns, got {type_in_words(x)}{remedy_of(x, name)}"
+        )
     return Parts(x)
+
+
+def type_in_words(x: Any) -> str:
+    """The type of an argument, of which dlfp4 and dlfp4.torch have two of one name."""
+    return f"a dlfp4.{type(x).__name__}" if isinstance(x, (Tensor, ScaledTensor)) else type(x).__name__
+
+
+def remedy_of(x: Any, name: str) -> str:
+    """What to pass in the place of a tensor of dlfp4's own."""
+    if isinstance(x, ScaledTensor):
+        return f"; pass dlfp4.torch.ScaledTensor.from_dlfp4({name})"
+    return f"; pass {name}.to_torch()" if isinstance(x, Tensor) else ""
 
 
 def as_plain(x: Any) -> Parts:
@@ -113,7 +127,7 @@ def as_plain(x: Any) -> Parts:
 
 def as_quantized(x: Any) -> Parts:
     """The same of a quantized argument. PyTorch's transforms hide what a tensor is to which they are applied."""
-    parts = as_parts(x)
+    parts = as_parts(x, "q")
     if not parts.type:
         if isinstance(x, Memoryless):
             raise NotImplementedError(f"{x!r} has products alone; call its .dequantize() for the values")

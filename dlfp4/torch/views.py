@@ -414,7 +414,8 @@ def as_strided(
     if (tuple(size), tuple(stride), offset or 0) != (tuple(q.shape), q.stride(), 0):
         raise NotImplementedError(
             f"as_strided({list(size)}, {list(stride)}, {offset}) of {described(q)}: elements have no strides of their "
-            f"own; take slices, or call .dequantize()"
+            f"own; take slices, or call .dequantize(). PyTorch asks for strides where a view leaves a compiled graph: "
+            f"take it before, or return its .clone()"
         )
     return aliasing(function, (q, size, stride, offset), mapped(q, aten.alias.default))
 

@@ -275,6 +275,23 @@ def test_bytes_are_those_of_the_parts():
         assert q.nbytes == sum(part.numel() * part.element_size() for part in ours)
 
 
+def test_what_is_dlfp4s_own_is_named_with_the_remedy():
+    x, w = values(3, 64, dtype=torch.float32), dlfp4.quantize(values(32, 64), "nvfp4")
+    ends = torch.tensor([3])
+    for name, call in {
+        "a": lambda: dt.matmul(w, x.mT), "b": lambda: dt.matmul(x, w.mT), "q": lambda: dt.dequantize(w),
+        "w": lambda: dt.grouped_matmul(x, dlfp4.stack([w]).mT, ends), "out": lambda: dt.quantize(x, "nvfp4", out=w),
+        "x": lambda: dt.cast(w, "float32"),
+    }.items():  # fmt: skip
+        remedy = rf"got a dlfp4\.ScaledTensor; pass dlfp4\.torch\.ScaledTensor\.from_dlfp4\({name}\)"
+        with pytest.raises(TypeError, match=rf"^{name}: expected a torch\.Tensor or what quantize returns, {remedy}"):
+            call()
+    with pytest.raises(TypeError, match=r"^b: .*got a dlfp4\.Tensor; pass b\.to_torch\(\)"):
+        dt.matmul(x, dlfp4.asarray(values(64, 32)))
+    with pytest.raises(TypeError, match=r"^quantize\(\) got an unexpected .* 'sed'; did you mean 'seed'\?"):
+        dt.quantize(x, "nvfp4", sed=1)
+
+
 def test_gradient_of_x_by_the_decoded_weight():
     w = torch.nn.Parameter(dt.quantize(values(32, 64, dtype=torch.float32), "nvfp4"), requires_grad=False)
     x = values(3, 64, dtype=torch.float32).requires_grad_()

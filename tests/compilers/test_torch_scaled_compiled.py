@@ -85,6 +85,16 @@ def test_a_tensor_of_dlfp4_breaks_the_graph():
         compiled(function)(x)
 
 
+def test_views_that_leave_a_graph():
+    """A slice has no words for where it begins: a copy leaves a graph, a view is refused."""
+    w = dt.quantize(randn(32, 64), "nvfp4")
+    with pytest.raises(NotImplementedError, match=r"where a view leaves a compiled graph: take it before, or .*clone"):
+        torch.compile(lambda w: w[16:], backend="aot_eager")(w)
+    for take in (lambda w: w[16:].clone(), lambda w: w.mT.clone()):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(take, backend="aot_eager")(w).dequantize(), take(w).dequantize())
+
+
 @pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler, and there is no g++")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp6_e2m3", "nvfp4_16x16", "fp8_row", "fp8_e4m3"])

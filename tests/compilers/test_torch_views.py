@@ -107,7 +107,9 @@ def test_views_in_inference_mode():
             assert torch.equal(F.linear(x, view), F.linear(x, q)[:, 3:]), what
         assert torch.equal(torch.as_strided(q, (6, 64), (64, 1), 0).dequantize(), q.dequantize())
     assert torch.equal(F.linear(x.requires_grad_(), views["a slice"]), F.linear(x, q)[:, 3:])
-    with pytest.raises(NotImplementedError, match="elements have no strides"):
+    with pytest.raises(
+        NotImplementedError, match=r"elements have no strides.* compiled graph: take it before, or .*clone"
+    ):
         torch.as_strided(q, (3, 64), (64, 1), 0)
 
 
