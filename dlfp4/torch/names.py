@@ -289,9 +289,18 @@ def join_by_convention(
         if each.name == key:
             own = replace(each.spelling, formats=(target.format,))
             q = conventions.assemble([found[part] for part in each.parts], own) or each.tensor
-            made = ScaledTensor.from_dlfp4(by_rows(q, target.format), target.dtype)
+            made = with_unit(ScaledTensor.from_dlfp4(by_rows(q, target.format), target.dtype), target)
             return turn(made) if target.turned else made, list(each.parts)
     return None
+
+
+def with_unit(q: ScaledTensor, target: ScaledTensor) -> ScaledTensor:
+    """A tensor with a global scale of one where a convention has none, as MLX, and the target has one: state dicts have
+    it among the parts that they look for.
+    """
+    if q.global_scale is None and target.global_scale is not None:
+        q.global_scale = torch.ones(target.global_scale.shape, device=q.device)
+    return q
 
 
 def by_rows(q: Scaled, format: str) -> Scaled:

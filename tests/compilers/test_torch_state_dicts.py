@@ -122,6 +122,18 @@ def test_parts_that_do_not_fit_are_named(what, strict):
     assert torch.equal(loads[0].weight.dequantize(), before)
 
 
+@pytest.mark.parametrize("convention", [None, "mlx", "compressed-tensors"])
+def test_what_has_no_global_scale_is_saved_with_one(convention):
+    """As MLX has it: the parts that a module gives after it has loaded such are those for which others look."""
+    theirs, ours, other = (
+        dt.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 64)), "nvfp4", convention=name)
+        for name in ("mlx", None, convention)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    other.load_state_dict(ours.state_dict())
+    assert torch.equal(other[0].weight.dequantize(), theirs[0].weight.dequantize())
+
+
 def test_what_is_no_tensor_is_named():
     layer, codes = dt.Linear(64, 32, format="nvfp4", bias=False), torch.zeros(32, 32, dtype=torch.uint8)
     for wrong in ([1], None, codes.numpy()):
