@@ -79,8 +79,9 @@ typedef struct {
   uint8_t least_scale;         /**< not of float32 scales: the least code of the scale of a block that is not zero */
   uint8_t drops_negative_zero; /**< elements that are -0 become +0 */
   uint8_t rounds_to_plus_zero; /**< elements that round to zero too */
-  uint8_t scale_code, scale_bits; /**< formats with float32 scales: DLPack's bfloat16 or float16, which is to hold them
-                                   *   exactly; 0: none */
+  uint8_t scale_code, scale_bits; /**< formats with float32 scales: DLPack's bfloat16, float16 or, with `pow2`,
+                                   *   float8_e8m0fnu, which is to hold them exactly; they are written as float32.
+                                   *   0: none */
 } dlfp4_recipe;
 
 /** How the lines of the first operand of a product are read: as they are, or, floats that are multiplied with FP4,

@@ -73,7 +73,8 @@ bool is_largest_scale(float number, ElementType scale) {
 // A type to hold scales, or none.
 bool holds_scales(const dlfp4_recipe &recipe) {
   const int row = dlfp4_find_dtype(recipe.scale_code, recipe.scale_bits);
-  return recipe.scale_bits == 0 || row == DLFP4_float32 || row == DLFP4_bfloat16 || row == DLFP4_float16;
+  return recipe.scale_bits == 0 || row == DLFP4_float32 || row == DLFP4_bfloat16 || row == DLFP4_float16 ||
+         row == DLFP4_float8_e8m0fnu;
 }
 
 bool is_recipe(const dlfp4_recipe &recipe, const FormatInfo &format) {
