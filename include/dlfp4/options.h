@@ -79,14 +79,14 @@ typedef struct {
   uint8_t least_scale;         /**< not of float32 scales: the least code of the scale of a block that is not zero */
   uint8_t drops_negative_zero; /**< elements that are -0 become +0 */
   uint8_t rounds_to_plus_zero; /**< elements that round to zero too */
-  uint8_t scale_code, scale_bits; /**< formats with float32 scales: DLPack's bfloat16, float16 or, with `pow2`,
-                                   *   float8_e8m0fnu, which is to hold them exactly; they are written as float32.
-                                   *   0: none */
+  uint8_t scale_code, scale_bits; /**< formats with float32 scales: the type of DLPack that is to hold them exactly,
+                                   *   bfloat16, float16 or, with `pow2`, float8_e8m0fnu. They are written as float32
+                                   *   all the same. 0: none */
 } dlfp4_recipe;
 
 /** How the lines of the first operand of a product are read: as they are, or, floats that are multiplied with FP4,
- * rounded to int8 in blocks of 32 with a scale each (largest magnitude / 127), which is faster and not exact. What is
- * quantized already is read as it is alone. */
+ * rounded to int8 in blocks of 32 with a scale each (largest magnitude / 127), which is faster and not exact. Operands
+ * that are quantized already can only be read as they are. */
 typedef enum { DLFP4_ACTIVATION_EXACT = 0, DLFP4_ACTIVATION_INT8 } dlfp4_activation;
 
 /** Of a matrix product. */
