@@ -171,9 +171,12 @@ def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str
     return group
 
 
+def other_float(x: Any) -> str:
+    return "bfloat16" if x.element_size() == 4 else "float16"
+
+
 def layout_groups(torch: Any, torchao: Torchao, x: Any, layout: str, given: Any) -> list[Group]:
-    source = str(x.dtype).split(".")[1]
-    targets = (source, "float16" if source == "bfloat16" else "bfloat16", "float8_e4m3fn", "float4_e2m1fn")
+    targets = (str(x.dtype).split(".")[1], other_float(x), "float8_e4m3fn", "float4_e2m1fn")
     groups = [cast_group(torch, x, target, layout) for target in targets]
     for name in ("nvfp4", "fp8_1x128"):
         group = quantize_group(torch, torchao, x, name, "", given if name == "nvfp4" else None)
@@ -186,8 +189,7 @@ def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
     given = torch.tensor(0.002, device="cuda")
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.randn(size, size, device="cuda", dtype=dtype)
-        other_float = "bfloat16" if dtype == torch.float32 else "float16"
-        for target in (other_float, "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn"):
+        for target in (other_float(x), "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn"):
             groups += [cast_group(torch, x, target), back_group(torch, x, target)]
         for layout, view in layouts_of(x).items():
             groups += layout_groups(torch, torchao, view, layout, given)
