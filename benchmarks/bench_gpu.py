@@ -10,13 +10,14 @@ Two limits stand beside each figure. "bytes": the time that this traffic takes a
 measured in the same run. "ops": the time that the kernel's instructions take to issue at four a cycle on each
 multiprocessor. A kernel cannot be faster than either.
 
-Peers: PyTorch, the same compiled (Triton kernels), torchao as it is and compiled. Rules differ in details from dlfp4's
-(tests/checkpoints/test_torchao.py lists torchao's); the work is the same.
+Peers: PyTorch, the same compiled (Triton kernels; it sums products as float32), torchao as it is and compiled. Rules
+differ in details from dlfp4's (tests/checkpoints/test_torchao.py lists torchao's); the work is the same.
 """
 
 import argparse
 import itertools
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ FORMATS = (
 VARIED = (
     ("nvfp4", ROWS), ("nvfp4", HADAMARD), ("mxfp4", HADAMARD), ("mxfp8_e4m3", HADAMARD), ("nvfp4", FOUR_OVER_SIX),
 )  # fmt: skip
+DOTS = {  # with the peers that have them
+    "float32": ("torch", "torch.compile"),
+    "bfloat16": ("torch", "torch.compile"),
+    "float8_e4m3fn": ("torch.compile",),
+    "float4_e2m1fn": (),
+}
 # Instructions of a warp for sixteen elements of each thread, as Nsight Compute counts them (smsp__inst_executed):
 # bfloat16 to FP4 and NVFP4, and NVFP4 to bfloat16. Of both directions at once, each.
 INSTRUCTIONS = {"cast": 155, "quantize": 240, "quantize both": 226, "dequantize": 222}
@@ -171,6 +178,45 @@ def dequantize_group(torch: Any, torchao: Torchao, x: Any, name: str, along: str
     return group
 
 
+def lines_of(x: Any) -> dict[str, tuple[Any, int]]:
+    """Of a square matrix: its rows, short lines, its columns, each with the axis that is summed over."""
+    return {"rows": (x, -1), "lines of 128": (x.reshape((-1, 128)), -1), "columns": (x, 0)}
+
+
+def dot_group(torch: Any, title: str, a: Any, b: Any, axis: int = -1, peers: tuple[str, ...] = ()) -> Group:
+    """Sums of products of two matrices' lines."""
+    sums = torch.from_dlpack(dlfp4.vecdot(a, b, axis))
+    group = Group(
+        f"dot of {title}", nbytes(a, b, sums), math.prod(a.shape), "dot",
+        device_case("dlfp4", lambda: dlfp4.vecdot(a, b, axis, out=sums)),
+    )  # fmt: skip
+    of_torch = [torch.from_dlpack(side) for side in (a, b)] if peers else []
+    compiled = torch.compile(lambda a, b: (a.float() * b.float()).sum(axis), dynamic=False)
+    calls = {
+        "torch": lambda: torch.linalg.vecdot(*of_torch, dim=axis),
+        "torch.compile": lambda: compiled(*of_torch),
+    }
+    group.peers = {label: device_case(label, calls[label]) for label in peers}
+    return group
+
+
+def dot_groups(torch: Any, size: int) -> list[Group]:
+    groups = []
+    x = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    y = x.flip(0)
+    for name, peers in DOTS.items():
+        others = lines_of(dlfp4.cast(y, name))
+        for lines, (matrix, axis) in lines_of(dlfp4.cast(x, name)).items():
+            groups.append(dot_group(torch, f"{name}, {lines}", matrix, others[lines][0], axis, peers))
+    for name in ("nvfp4", "mxfp4", "mxfp8_e4m3"):
+        q = dlfp4.quantize(x, name)
+        groups += [
+            dot_group(torch, name, q, dlfp4.quantize(y, name)),
+            dot_group(torch, f"{name} by bfloat16", q, y),
+        ]
+    return groups
+
+
 def other_float(x: Any) -> str:
     return "bfloat16" if x.element_size() == 4 else "float16"
 
@@ -210,7 +256,7 @@ def make_groups(torch: Any, torchao: Torchao, size: int) -> list[Group]:
         group = quantize_group(torch, torchao, small, name, "", given if name == "nvfp4" else None)
         group.title += " 64x4096"
         groups.append(group)
-    return groups
+    return groups + dot_groups(torch, size)
 
 
 def measure(torch: Any, groups: list[Group], rounds: int) -> float:
@@ -228,13 +274,13 @@ def measure(torch: Any, groups: list[Group], rounds: int) -> float:
     return 2 * nbytes(source) / copy.median
 
 
-def instruction_limit(torch: Any, group: Group) -> float:
-    """Microseconds to issue the instructions of a group: a warp's instruction on each of four schedulers a cycle."""
+def instruction_limit(torch: Any, group: Group) -> float | None:
+    """Microseconds to issue a group's instructions, on each of four schedulers one a cycle, where they were counted."""
     properties = torch.cuda.get_device_properties(0)
     clock = 1755e6  # Hz, an H200's boost under load: nvidia-smi -q -d CLOCK
     a_second = properties.multi_processor_count * 4 * 32 * clock
-    kind = f"{group.kind} both" if group.title.endswith("both") else group.kind
-    return INSTRUCTIONS[kind] / 16 * group.elements / a_second * 1e6
+    count = INSTRUCTIONS.get(f"{group.kind} both" if group.title.endswith("both") else group.kind)
+    return count and count / 16 * group.elements / a_second * 1e6
 
 
 def device_table(torch: Any, groups: list[Group], copy: float) -> Table:

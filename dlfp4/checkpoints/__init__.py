@@ -12,7 +12,7 @@ from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import UnscaledWarning, _parse_flag
-from dlfp4.checkpoints import comfyui, joining, models, native, safetensors
+from dlfp4.checkpoints import comfyui, folders, joining, models, native, safetensors
 from dlfp4.checkpoints.conventions import (
     Parts,
     check_mapping,
@@ -25,6 +25,7 @@ from dlfp4.checkpoints.ggml import from_ggml, to_ggml
 from dlfp4.checkpoints.inspection import Findings, Flag, Group, inspect
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.quantizing import quantize_model
+from dlfp4.files import as_path
 from dlfp4.spellings import CONVENTIONS
 
 __all__ = [
@@ -154,7 +155,7 @@ def save(
     Raises
     ------
     ValueError
-        The file cannot hold a tensor, or two tensors have the same name.
+        The file cannot hold a tensor, two tensors have the same name, or `path` ends as GGUF files or indices do.
     TypeError
         A name or an entry of `metadata` is not a string, or a tensor is of a type that cannot be taken.
     BufferError
@@ -177,5 +178,6 @@ def save(
     check_mapping("metadata", strings, "strings")
     if native.KEY in strings:
         raise ValueError(f"metadata has {native.KEY!r}, under which dlfp4 describes the tensors; use another key")
+    folders.check_suffix(as_path("path", path), gguf=False)
     parts, description = joining.split(tensors, convention)
     safetensors.write(path, parts, {**strings, **description})

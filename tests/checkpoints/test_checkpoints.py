@@ -105,6 +105,13 @@ def test_a_scalar_and_no_tensor_at_all(path):
     assert checkpoints.load(path) == {}
 
 
+@pytest.mark.parametrize("name", ["model.gguf", "model.safetensors.index.json"])
+def test_names_of_other_kinds_of_files_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"would be a safetensors file, and its name is that of .*; end it in"):
+        checkpoints.save(tmp_path / name, {"w": np.ones(4, np.float32)})
+    assert not list(tmp_path.iterdir())
+
+
 def test_names_keep_their_order_and_their_letters(path):
     names = ["zeta", "é.weight", 'a "quoted" name', "", "b\nc"]
     checkpoints.save(path, {name: np.full(1, k, np.int8) for k, name in enumerate(names)})

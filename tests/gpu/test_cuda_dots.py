@@ -193,6 +193,33 @@ def test_axes(name, axis):
         assert_product(on_cuda(dlfp4.pack(a)), on_cuda(dlfp4.pack(b)), axis, wide(a), wide(b), True)
 
 
+@pytest.mark.parametrize(("name", "packed"), TYPES)
+def test_short_lines(name, packed):
+    """Lines for one lane to all of a warp, around each number of lanes; the last warp has some without a line."""
+    for length in (1, 2, 31, 32, 33, 64, 65, 96, 128, 129, 256, 257, 512, 513, 1024, 1040):
+        for lines in (1, 3, 31, 33, 258):
+            a, b = elements(name, (lines, length)), elements(name, (lines, length), seed=1)
+            on_device = (on_cuda(tensor(x, packed)) for x in (a, b))
+            assert_product(*on_device, of_a=wide(a), of_b=wide(b), exact=name in EXACT)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_short_lines_of_blocks(name):
+    for length in (32, 64, 128, 160, 256, 512, 1056):
+        a, b = (dlfp4.quantize(elements("float32", (37, length), seed), name, pad=True) for seed in (0, 1))
+        assert_product(on_cuda(a), on_cuda(b), of_a=wide(a), of_b=wide(b))
+
+
+@pytest.mark.parametrize(("name", "packed"), TYPES)
+def test_columns_are_summed_as_lines_are(name, packed):
+    a, b = elements(name, (3, 200, 48)), elements(name, (3, 200, 48), seed=1)
+    columns = (on_cuda(tensor(x, packed)) for x in (a, b))
+    lines = (on_cuda(tensor(np.ascontiguousarray(x.swapaxes(1, 2)), packed)) for x in (a, b))
+    got = dlfp4.vecdot(*columns, 1)
+    assert got.shape == (3, 48)
+    assert bits(got) == bits(dlfp4.vecdot(*lines))
+
+
 def test_broadcasting():
     a, b = elements("bfloat16", (4, 1, 3, 33)), elements("bfloat16", (5, 1, 33), seed=1)
     assert_product(on_cuda(a), on_cuda(b), of_a=wide(a), of_b=wide(b))

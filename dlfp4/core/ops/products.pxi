@@ -234,11 +234,27 @@ cdef inline object plain_on(x, const Place *place):
 
 
 cdef inline object for_dots(x, int64_t axis, str name, const Place *place):
-    """An operand as the kernels of dots take it: on a device integers in blocks are decoded first."""
-    if is_host(place) or type(x) is not ScaledTensor or not (<ScaledTensor> x).format.has_integers:
+    """An operand as the kernels of dots take it: on a device in lines, and integers in blocks are decoded first."""
+    if is_host(place):
+        return x
+    if type(x) is Tensor:
+        return x if place.is_nowhere else in_lines(x, axis, name, place)
+    if not (<ScaledTensor> x).format.has_integers:
         return x
     check_axis_of_sums(x, axis, name)
     return dequantize(x, stream=place.stream)
+
+
+cdef Tensor in_lines(Tensor self, int64_t axis, str name, const Place *place):
+    """Elements along an axis next to each other, copied if they lie apart, where a device would read one by one."""
+    cdef int last = self.dl.ndim - 1, along
+    if last < 0:
+        return self   # fill_factor refuses it
+    along = along_axis(axis, last + 1, name)
+    if self.dl.shape[along] <= 1 or self.dl.strides[along] == 1:
+        return self
+    secure(self)
+    return exchange_dims(copy_on(exchange_dims(self, along, last), place), along, last)
 
 
 cdef inline ScaledTensor readable(ScaledTensor self, const Place *place):

@@ -95,14 +95,14 @@ cdef class Tensor:
     @property
     def T(self):
         """All dimensions in reverse order, without a copy."""
-        return permute(self, False)
+        return reverse_dims(self)
 
     @property
     def mT(self):
         """The last two dimensions exchanged, without a copy; ValueError below two dimensions."""
         if self.dl.ndim < 2:
             raise ValueError(f"mT needs two dimensions or more; this tensor has shape {shape_of(self)}")
-        return permute(self, True)
+        return exchange_dims(self, self.dl.ndim - 2, self.dl.ndim - 1)
 
     def __len__(self):
         if self.dl.ndim == 0:

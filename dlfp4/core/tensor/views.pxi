@@ -150,16 +150,19 @@ cdef int resolve_unknown(Tensor self, list wanted) except -1:
     return 0
 
 
-cdef Tensor permute(Tensor self, bint last_two):
-    """Reverse all dimensions, or exchange the last two."""
+cdef Tensor reverse_dims(Tensor self):
     cdef Tensor view = make_view(self, self.dl.ndim)
-    cdef int ndim = self.dl.ndim, k, source
-    for k in range(ndim):
-        source = k
-        if not last_two or k >= ndim - 2:
-            source = ndim - 1 - k if not last_two else 2 * ndim - 3 - k
-        view.dl.shape[k] = self.dl.shape[source]
-        view.dl.strides[k] = self.dl.strides[source]
+    cdef int last = self.dl.ndim - 1, k
+    for k in range(last + 1):
+        copy_dims(view, k, self, last - k, 1)
+    return finish_view(view)
+
+
+cdef Tensor exchange_dims(Tensor self, int one, int other):
+    cdef Tensor view = make_view(self, self.dl.ndim)
+    copy_dims(view, 0, self, 0, self.dl.ndim)
+    copy_dims(view, one, self, other, 1)
+    copy_dims(view, other, self, one, 1)
     return finish_view(view)
 
 

@@ -32,7 +32,7 @@ struct Segments {
   int team;
 };
 
-// Depends on a line's length alone, so that nothing else decides a result's bits.
+// Depends on a line's length alone, so that no other line decides a result's bits.
 Segments cut_line(int64_t length) {
   if (length <= kMostOfWarp) return {kMostOfWarp, 1, kWarpSize};
   if (length <= kMostOfBlock) return {kMostOfBlock, 1, kThreads};
@@ -189,8 +189,19 @@ int add_segments(const DotParams &of_segments, uintptr_t stream) {
   return launch_dot(kKernel_dot_segments, p, stream);
 }
 
+// Of a warp for a short line: as many as load some vectors or steps each, so that others have lines of their own.
+int count_lanes(const DotParams &p, DeviceKernel kernel) {
+  constexpr int kAtOnce = 4;
+  const bool are_vectors = kernel.operation == kDotVectors || kernel.operation == kDotBlocks;
+  const int64_t of_lane = kAtOnce * (are_vectors ? 128 / p.a.bits : kStep);
+  int lanes = 1;
+  while (lanes < kWarpSize && lanes * of_lane < p.length) lanes *= 2;
+  return lanes;
+}
+
 int sum_lines(DotParams p, uintptr_t stream) {
   const DeviceKernel kernel = find_dot_kernel(&p);
+  if (p.team == kWarpSize) p.team = count_lanes(p, kernel);
   const int status = launch_dot(kernel, p, stream);
   return status || !p.sums ? status : add_segments(p, stream);
 }

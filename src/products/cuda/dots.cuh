@@ -1,7 +1,9 @@
 // Sums of products of lines: any two types, formats and strides, and fast ones of what lies in order.
-// Layout: a team of threads (a warp or a block) takes a segment of a line; a second kernel adds the segments' sums.
-// Trick: segments, teams and their trees of additions follow from a line's length alone: the grid changes no bit of a
-// result. Products go as integers or as float32 that hold them, a few at a time, and from there on as float64.
+// Layout: a team of threads (a part of a warp, a warp or a block) takes a segment of a line; a second kernel adds the
+// segments' sums.
+// Trick: segments, teams and their trees of additions follow from a line's length and the types alone: the grid changes
+// no bit of a result. Products go as integers or as float32 that hold them, a few at a time, and from there on as
+// float64.
 #ifndef DLFP4_SRC_PRODUCTS_CUDA_DOTS_CUH_
 #define DLFP4_SRC_PRODUCTS_CUDA_DOTS_CUH_
 
@@ -21,33 +23,42 @@ struct Segment {
   int64_t first, last;
 };
 
+// Divisions take longer than the sum of a short line: there are none where a line is one segment, nor for its first
+// axis.
 __device__ inline Segment segment_of(const DotParams &p, int64_t number) {
-  Segment s = {number / p.segments, p.a.first, p.b.first, number % p.segments * p.segment, 0};
+  Segment s = {number, p.a.first, p.b.first, 0, 0};
+  if (p.segments > 1) {
+    s.line = number / p.segments;
+    s.first = number % p.segments * p.segment;
+  }
   s.last = min(s.first + p.segment, p.length);
   int64_t rest = s.line;
-  for (int dim = p.ndim - 1; dim >= 0; --dim) {
+  for (int dim = p.ndim - 1; dim > 0; --dim) {
     const int64_t index = rest % p.extent[dim];
     rest /= p.extent[dim];
     s.a += index * p.a.stride[dim];
     s.b += index * p.b.stride[dim];
   }
+  s.a += rest * p.a.stride[0];
+  s.b += rest * p.b.stride[0];
   return s;
 }
 
-__device__ inline double add_lanes(double sum) {
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+// Of so many lanes next to each other; all lanes of a warp come here together.
+__device__ inline double add_lanes(double sum, int lanes) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
   return sum;
 }
 
 // All threads of a block come here together where the team is the block.
 __device__ inline double add_team(double sum, int team) {
-  __shared__ double of_warp[kThreads / 32];
-  sum = add_lanes(sum);
-  if (team == 32) return sum;
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+  __shared__ double of_warp[kThreads / kWarpSize];
+  sum = add_lanes(sum, min(team, kWarpSize));
+  if (team <= kWarpSize) return sum;
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = sum;
   __syncthreads();
   sum = of_warp[0];
-  for (int i = 1; i < kThreads / 32; ++i) sum += of_warp[i];
+  for (int i = 1; i < kThreads / kWarpSize; ++i) sum += of_warp[i];
   __syncthreads();
   return sum;
 }
@@ -59,15 +70,19 @@ __device__ inline double tensor_scale(const DotSide &side, int64_t line) {
   return static_cast<double>(side.decode[place]);
 }
 
-// Calls sum(segment, lane) for a team's segments, and keeps the sums, or the results where a line is one segment.
+// Calls sum(segment, lane) for a team's segments, and keeps the sums, or the results where a line is one segment. Teams
+// of a warp go on together, some of them without a segment at last.
 template <class Sum>
 __device__ inline void sum_segments(const DotParams &p, Sum sum) {
-  const int64_t segments = p.lines * p.segments, teams = int64_t{gridDim.x} * (kThreads / p.team);
-  const int lane = static_cast<int>(threadIdx.x) % p.team;
-  for (int64_t number = global_thread() / p.team; number < segments; number += teams) {
-    const Segment segment = segment_of(p, number);
-    const double total = add_team(sum(segment, lane), p.team);
-    if (lane != 0) continue;
+  const int in_block = kThreads / p.team, thread = static_cast<int>(threadIdx.x), lane = thread % p.team;
+  const int64_t segments = p.lines * p.segments, teams = int64_t{gridDim.x} * in_block;
+  const int of_warp = thread / kWarpSize * kWarpSize / p.team, own = thread / p.team - of_warp;
+  for (int64_t first = int64_t{blockIdx.x} * in_block + of_warp; first < segments; first += teams) {
+    const int64_t number = first + own;
+    const bool is_there = number < segments;
+    const Segment segment = segment_of(p, is_there ? number : first);
+    const double total = add_team(is_there ? sum(segment, lane) : 0, p.team);
+    if (lane != 0 || !is_there) continue;
     if (p.sums != nullptr)
       p.sums[number] = total;
     else
@@ -92,9 +107,13 @@ __device__ inline void fill_dot_table(const DotSide &side, float *table) {
   if (side.bits <= 8 && threadIdx.x < 256) table[threadIdx.x] = value_by_rule(side, threadIdx.x);
 }
 
+__device__ inline int64_t place_of_scale(const DotSide &side, int64_t line, int64_t position) {
+  return place_of_scale(side.layout, side.scale_stride, side.scale_step, side.pitch, line >> side.line_shift,
+                        position >> side.block_shift);
+}
+
 __device__ inline uint32_t stored_scale(const DotSide &side, int64_t line, int64_t position) {
-  const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.pitch,
-                                       line >> side.line_shift, position >> side.block_shift);
+  const int64_t place = place_of_scale(side, line, position);
   return side.kind == DLFP4_LARGEST ? reinterpret_cast<const uint32_t *>(side.scales)[place] : side.scales[place];
 }
 
@@ -151,13 +170,18 @@ __device__ inline void sum_any(const DotParams &p) {
 
 // --- Sums of floats --------------------------------------------------------------------------
 
+// Whether float32 holds products of two such types as normal numbers, and sums of some.
+template <int A, int B>
+constexpr bool kHoldsProducts =
+    (kTypes[A].bits <= 8 || A == DLFP4_float16) && (kTypes[B].bits <= 8 || B == DLFP4_float16);
+
 // float64 does not overflow where float32 does; infinite and NaN operands stay so.
-template <int Count>
+template <int Count, bool HoldsProducts = false>
 __device__ inline double sum_floats(const float *a, const float *b) {
   float sum = a[0] * b[0];
 #pragma unroll
   for (int i = 1; i < Count; ++i) sum = __fmaf_rn(a[i], b[i], sum);
-  if (fabsf(sum) <= kLargestFloat) return sum;
+  if (HoldsProducts || fabsf(sum) <= kLargestFloat) return sum;
   double exact = 0;
 #pragma unroll
   for (int i = 0; i < Count; ++i) exact += static_cast<double>(a[i]) * static_cast<double>(b[i]);
@@ -278,22 +302,51 @@ __device__ inline void sum_steps(const DotParams &p) {
 
 // --- Steps of two known types ----------------------------------------------------------------
 
-// A step of one side that is loaded.
-template <int Dtype>
-struct KnownStep {
-  uint32_t words[kStep * kTypes[Dtype].bits / 32];
-  float scale;
+// Where a step's stored scale lies; without scales anything that is there.
+__device__ inline const uint8_t *scale_of_step(const DotSide &side, int64_t line, int64_t first) {
+  if (side.scales == nullptr) return side.data;
+  return side.scales + place_of_scale(side, line, first) * (side.kind == DLFP4_LARGEST ? 4 : 1);
+}
 
-  __device__ void load(const DotSide &side, int64_t line, int64_t first) {
-    load_words<kTypes[Dtype].bits>(bytes_at(side, line, first), words);
-    scale = block_scale<false>(side, line, first);
+// Without a branch, which would wait for the loads before it.
+__device__ inline uint32_t load_scale(const uint8_t *from, bool is_word) {
+  uint32_t stored;
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p ld.global.b32 %0, [%1]; @!p ld.global.u8 %0, [%1];}"
+               : "=r"(stored)
+               : "l"(from), "r"(uint32_t{is_word}));
+  return stored;
+}
+
+// Some steps of one side.
+template <int Dtype, int Count>
+struct KnownSteps {
+  uint32_t words[Count][kStep * kTypes[Dtype].bits / 32], scales[Count];
+
+  __device__ void load(const DotSide &side, int64_t line, const int64_t *first, const uint8_t *const *from) {
+    const bool are_words = side.scales != nullptr && side.kind == DLFP4_LARGEST;
+#pragma unroll
+    for (int i = 0; i < Count; ++i) {
+      scales[i] = load_scale(from[i], are_words);
+      load_words<kTypes[Dtype].bits>(bytes_at(side, line, first[i]), words[i]);
+    }
   }
 
-  __device__ void decode(float *values) const {
-    decode_words<Dtype>(words, values);
-    scale_values(scale, values);
+  __device__ float scale_of(const DotSide &side, int i) const {
+    return side.scales == nullptr ? 1 : decode_fast(side.kind, scales[i], 1.0f);
   }
 };
+
+template <int A, int B>
+__device__ inline double sum_step(const uint32_t *of_a, float scale_a, const uint32_t *of_b, float scale_b) {
+  float a[kStep], b[kStep];
+  decode_words<A>(of_a, a);
+  decode_words<B>(of_b, b);
+  if constexpr (kHoldsProducts<A, B>)
+    return sum_floats<kStep, true>(a, b) * (static_cast<double>(scale_a) * static_cast<double>(scale_b));
+  scale_values(scale_a, a);
+  scale_values(scale_b, b);
+  return sum_floats<kStep>(a, b);
+}
 
 // Some steps ahead; instead of those beyond the segment the first is loaded again.
 template <int A, int B>
@@ -302,21 +355,23 @@ __device__ inline double sum_known_steps(const DotParams &p, const Segment &s, i
   const int steps = static_cast<int>(s.last - s.first) / kStep;
   double sum = 0;
   for (int first = lane; first < steps; first += kAhead * p.team) {
-    KnownStep<A> of_a[kAhead];
-    KnownStep<B> of_b[kAhead];
+    int64_t at[kAhead];
+    const uint8_t *scales_of_a[kAhead], *scales_of_b[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int step = first + i * p.team < steps ? first + i * p.team : first;
-      of_a[i].load(p.a, s.a, s.first + step * kStep);
-      of_b[i].load(p.b, s.b, s.first + step * kStep);
+      at[i] = s.first + step * kStep;
+      scales_of_a[i] = scale_of_step(p.a, s.a, at[i]);
+      scales_of_b[i] = scale_of_step(p.b, s.b, at[i]);
     }
+    KnownSteps<A, kAhead> a;
+    KnownSteps<B, kAhead> b;
+    a.load(p.a, s.a, at, scales_of_a);
+    b.load(p.b, s.b, at, scales_of_b);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       if (first + i * p.team >= steps) break;
-      float a[kStep], b[kStep];
-      of_a[i].decode(a);
-      of_b[i].decode(b);
-      sum += sum_floats<kStep>(a, b);
+      sum += sum_step<A, B>(a.words[i], a.scale_of(p.a, i), b.words[i], b.scale_of(p.b, i));
     }
   }
   const int64_t rest = s.first + steps * kStep;
@@ -420,7 +475,7 @@ struct FloatSum {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum += static_cast<double>(of_a[i]) * static_cast<double>(of_b[i]);
     } else {
-      sum += sum_floats<kElements>(of_a, of_b);
+      sum += sum_floats<kElements, kHoldsProducts<Dtype, Dtype>>(of_a, of_b);
     }
   }
 
@@ -435,8 +490,7 @@ struct StoredScales {
   uint8_t a[Blocks], b[Blocks];
 
   __device__ static void load_side(const DotSide &side, int64_t line, int64_t first, uint8_t *scales) {
-    const int64_t place = place_of_scale(side.layout, side.scale_stride, side.scale_step, side.pitch,
-                                         line >> side.line_shift, first >> side.block_shift);
+    const int64_t place = place_of_scale(side, line, first);
 #pragma unroll
     for (int i = 0; i < Blocks; ++i) scales[i] = side.scales[place + i];
   }

@@ -39,7 +39,7 @@ struct DotParams {
   int64_t extent[kMostDims];  // of lines
   int64_t lines, length;
   int64_t segment, segments;  // elements, and of a line
-  int team;                   // threads that share a segment: 32 or kThreads
+  int team;                   // threads that share a segment: a part of a warp, a warp or kThreads
   const double *parts;        // what add_segments reads: `length` a line
   double *sums;               // of segments; null: one segment is a line, and goes to
   float *result;
