@@ -446,6 +446,7 @@ cdef extern from "gpu/kernels.h" nogil:
     int dlfp4_cuda_grouped_matmul_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
     const char *dlfp4_cuda_image()
     int dlfp4_cuda_load(int, int, const void *)
+    bint dlfp4_cuda_is_unserved(int)
     bint dlfp4_cuda_is_loaded(int, int)
     const char *dlfp4_cuda_image_name(int)
     int dlfp4_cuda_architecture(int, int *)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlfp4 import _core, spellings
 from dlfp4._core import ScaledTensor, formats
 from dlfp4.formats import RECIPES, Format, Recipe
+from dlfp4.frameworks.base import SUBBYTE
 from dlfp4.spellings import SPELLINGS
 from dlfp4.suggest import did_you_mean
 
@@ -86,9 +87,10 @@ def find_target(q: ScaledTensor, target: Any, recipe: _RecipeLike | None) -> Tar
 
 
 def nearest_format(format: Format, convention: Convention) -> Format:
-    """The format itself where a convention stores it, else the first of the same elements, else the first of all.
+    """The format itself where a convention stores it, else the first of the same elements, else of the widest.
 
-    Of formats in two levels, one in two levels comes first: nvfp4_16x16 is nvfp4 that repeats its scales.
+    Of formats in two levels, one in two levels comes first: nvfp4_16x16 is nvfp4 that repeats its scales. Wide elements
+    lose least: those of MXFP8 are the same numbers as MXFP6's.
     """
     if format.name in convention.formats:
         return format
@@ -97,4 +99,4 @@ def nearest_format(format: Format, convention: Convention) -> Format:
     rows = [formats()[name] for name in convention.formats]
     alike = [row for row in rows if row.element == format.element]
     in_two = [row for row in alike if row.kind == format.kind == "two_level"]
-    return (in_two or alike or rows)[0]
+    return (in_two or alike or [max(rows, key=lambda row: SUBBYTE.get(row.element.name, 8))])[0]

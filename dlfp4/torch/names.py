@@ -288,7 +288,8 @@ def join_by_convention(
     for each in conventions.find_joins(found, comfyui.find_marks(found, {})):
         if each.name == key:
             own = replace(each.spelling, formats=(target.format,))
-            q = conventions.assemble([found[part] for part in each.parts], own) or each.tensor
+            assembled = conventions.assemble([found[part] for part in each.parts], own)
+            q = each.tensor if assembled is None else assembled
             made = with_unit(ScaledTensor.from_dlfp4(by_rows(q, target.format), target.dtype), target)
             return turn(made) if target.turned else made, list(each.parts)
     return None

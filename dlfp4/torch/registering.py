@@ -281,7 +281,7 @@ class Plan:
         if made is None:
             found: Any = share(operand)
             if isinstance(found, ScaledTensor):  # else the eager function says what it is
-                self.known[name] = _core._hollow(found)
+                self.known[name] = _core._hollow_scaled(found)
             made = found
         return made
 

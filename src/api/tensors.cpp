@@ -47,8 +47,8 @@ bool can_be_reached(const Elements &x) {
 enum Kind { kHost, kCuda, kElsewhere };
 
 Kind kind_of(DLDevice device) {
-  if (device.device_type == kDLCPU || device.device_type == kDLCUDAHost || device.device_type == kDLROCMHost)
-    return kHost;
+  const DLDeviceType type = device.device_type;
+  if (type == kDLCPU || type == kDLCUDAHost || type == kDLROCMHost || type == kDLTPUHost) return kHost;
   return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged ? kCuda : kElsewhere;
 }
 

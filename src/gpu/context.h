@@ -32,6 +32,10 @@ enum Status {
   kNotInitialized = 3,
   kInvalidDevice = 101,
   kNoBinary = 209,  // for this GPU
+  kInvalidPtx = 218,
+  kJitCompilerNotFound = 221,
+  kUnsupportedPtxVersion = 222,
+  kJitCompilationDisabled = 223,
   kNotSupported = 801
 };
 

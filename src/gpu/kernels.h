@@ -244,7 +244,10 @@ enum {
  * device. */
 int dlfp4_cuda_load(int device, int image, const void *data);
 
-/* Whether that has been done. Opens no driver. */
+/* Whether such a status says that the image has nothing for the device, or only PTX that the driver cannot compile. */
+int dlfp4_cuda_is_unserved(int status);
+
+/* Whether it is loaded. Opens no driver. */
 int dlfp4_cuda_is_loaded(int device, int image);
 
 /* The image's name. */

@@ -253,6 +253,11 @@ int dlfp4_cuda_load(int device, int image, const void *data) {
   return is_in_table(device) ? load_once(static_cast<Image>(image), device, data) : kInvalidDevice;
 }
 
+int dlfp4_cuda_is_unserved(int status) {
+  return status == DLFP4_CUDA_NO_IMAGE || status == kNoBinary || status == kInvalidPtx ||
+         status == kJitCompilerNotFound || status == kUnsupportedPtxVersion || status == kJitCompilationDisabled;
+}
+
 int dlfp4_cuda_is_loaded(int device, int image) {
   return is_in_table(device) && loaded[image].services[device].library;
 }

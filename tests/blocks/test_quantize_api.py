@@ -243,6 +243,14 @@ def test_parts_lie_apart(name, rows):
         assert raw_bytes(part) == bytes([number]) * part.nbytes
 
 
+def test_no_truth_value_and_no_membership():
+    stack = dlfp4.quantize(np.ones((2, 16, 32), np.float32), "mxfp4")
+    with pytest.raises(TypeError, match="has no truth value"):
+        bool(stack)
+    with pytest.raises(TypeError, match="does not compare its elements"):
+        stack[0] in stack  # noqa: B015
+
+
 @pytest.mark.parametrize("rows", [0, 1, 3, 37])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_part_outlives_its_tensor(name, rows):

@@ -394,6 +394,16 @@ def test_conventions():
     assert checkpoints.to_ggml(wide.to("ggml")).shape == (64, 136)
 
 
+@pytest.mark.parametrize("convention", ["modelopt", "compressed-tensors", "quark", "mlx", "comfyui"])
+@pytest.mark.parametrize("format", ["mxfp6_e2m3", "mxfp6_e3m2"])
+def test_what_a_convention_lacks_becomes_its_widest(convention, format):
+    q = dlfp4.quantize(make("normal", (64, 256)), format)
+    result = q.to(convention)
+    assert result.format == "mxfp8_e4m3"
+    assert result.receipt.is_exact
+    np.testing.assert_array_equal(values(result), values(q))
+
+
 def test_mlx_alone_has_biases_and_no_global_scale():
     assert [name for name, row in CONVENTIONS.items() if row.has_biases] == ["mlx"]
     assert {name: row.without_global_scale for name, row in CONVENTIONS.items() if row.without_global_scale} == {

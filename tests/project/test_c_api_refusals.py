@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4 import _core
 
 from ..support import c_api
+from ..support.capsules import DEVICES
 from .test_c_api import FORMATS, C, blank_like, bytes_of, routing, values
 from .test_c_api_on_devices import on_device
 
@@ -109,6 +111,14 @@ def test_what_is_not_together_or_not_there_is_refused():
     assert C.quantize(None, None, 0, good, None, None) == c_api.E_OPTION
     assert C.quantize(c_api.describe(x), None, 0, None, None, None) == c_api.E_OPTION
     assert C.cast(c_api.describe(x), None, None, 0, None) == c_api.E_OPTION
+
+
+@pytest.mark.parametrize("name", _core._ON_HOST)
+def test_memory_that_the_host_reads(name):
+    x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    there = [c_api.describe(part, device=c_api.DLDevice(DEVICES[name], 0)) for part in (x, out)]
+    assert C.cast(*there, None, 0, None) == c_api.OK
+    np.testing.assert_array_equal(out, x)
 
 
 @pytest.mark.skipif(dlfp4.cuda_available(), reason="there is a CUDA device")

@@ -15,11 +15,6 @@ cdef int check_kernel(int status, str what) except -1:
     return check_cuda(status, what)
 
 
-# Statuses that say: the image has nothing for this device, or only PTX that the driver cannot compile.
-# NO_BINARY_FOR_GPU, INVALID_PTX, JIT_COMPILER_NOT_FOUND, UNSUPPORTED_PTX_VERSION, JIT_COMPILATION_DISABLED
-cdef tuple UNSERVED = (DLFP4_CUDA_NO_IMAGE, 209, 218, 221, 222, 223)
-
-
 cdef int load_kernels(int device, int image) except -1:
     """Load an image of kernels before its first launch on a device: the build's or, where that does not fit the device,
     NVRTC's of the same sources."""
@@ -29,7 +24,7 @@ cdef int load_kernels(int device, int image) except -1:
         return 0
     if os.environ.get("DLFP4_CUDA_IMAGE") != "nvrtc":
         status = dlfp4_cuda_load(device, image, NULL)
-    if status in UNSERVED:
+    if dlfp4_cuda_is_unserved(status):
         check_cuda(dlfp4_cuda_architecture(device, &architecture), "asking for the compute capability")
         compiled = importlib.import_module("dlfp4.nvrtc").load_image(dlfp4_cuda_image_name(image).decode(),
                                                                      str(architecture))

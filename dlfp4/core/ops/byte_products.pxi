@@ -126,9 +126,8 @@ def _multiply_bytes_on_cuda(a, b, Tensor out, alpha, str tactic, stream):
     touch_nothing(&touched)
     secure(out)
     x, w = as_bytes(a, &place), as_bytes(b.mT, &place)
-    target = result = as_rows(out, &place)
-    if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
-        result = allocate_on(&place, target.row, 2, target.dl.shape, False)
+    target = as_rows(out, &place)
+    result = writable_rows(target, &place)
     fill_bytes(&call.product.x, x, &touched)
     fill_bytes(&call.product.w, w, &touched)
     fill_result_of_bytes(&call.product, result, &touched)

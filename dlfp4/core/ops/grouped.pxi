@@ -36,8 +36,7 @@ def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weight
         factors = duplicate(weights)
         call.groups.scatter = <const int64_t *> places.dl.data
         call.groups.weights = <const float *> factors.dl.data
-    options.alpha = dlfp4_host_narrow(alpha)
-    options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
+    fill_product_options(&options, alpha, rounds)
     call.product = MatrixProduct(&of_a.lines, &of_w.lines, of_a.length, &matrix, &options, NULL)
     run_grouped(&call)
 
@@ -54,13 +53,7 @@ cdef int fill_grouped(Factor *a, Factor *w, dlfp4_matrix *result, left, right, T
 cdef int run_grouped(GroupedProduct *call) except -1:
     cdef MatrixProduct *m = &call.product
     cdef int64_t bytes = dlfp4_host_grouped_matmul_workspace(m.a, m.b, m.length, &call.groups, m.result, m.options)
-    cdef int status
-    m.workspace = PyMem_RawMalloc(max(1, bytes))
-    if m.workspace == NULL:
-        raise MemoryError(f"no memory for a workspace of {bytes} bytes")
-    status = run_on(&ON_HOST, NULL, multiply_groups_on_host_at, DLFP4_CUDA_IMAGE_products, call, INT64_MAX)
-    PyMem_RawFree(m.workspace)
-    return check_run(&ON_HOST, status, "multiplying by experts")
+    return run_with_workspace(&m.workspace, bytes, multiply_groups_on_host_at, call, "multiplying by experts")
 
 
 # ---- Where rows belong
@@ -114,7 +107,7 @@ def _has_grouped(ScaledTensor w):
     cdef int device = w.data.dl.device.device_id
     load_kernels(device, DLFP4_CUDA_IMAGE_grouped)
     cdef int status = dlfp4_cuda_need_grouped(device, w.number if is_prepared(w) else -1)
-    if status not in UNSERVED:
+    if not dlfp4_cuda_is_unserved(status):
         check_cuda(status, "looking for kernels by experts")
     return status == 0
 
@@ -138,16 +131,15 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
                              factor, bint gathers, stream):
     """alpha * factor * rows by the matrices of a stack (E, N, K): 16-bit floats by prepared ones, or FP8 by FP8."""
     cdef Place place = place_for(elements_of(x), stream, x, out)
-    cdef Tensor result = out, workspace
+    cdef Tensor result, workspace
     cdef object rows, stack   # to be kept until the launch, as the workspace
-    cdef int64_t count
+    cdef int64_t bytes
     cdef RoutedProduct call
     cdef Touched touched
     memset(&call, 0, sizeof(call))
     touch_nothing(&touched)
     secure(out)
-    if (out.dl.shape[1] > 1 and out.dl.strides[1] != 1) or not is_aligned(out):
-        result = allocate_on(&place, out.row, 2, out.dl.shape, False)
+    result = writable_rows(out, &place)
     offsets, indices, weights = [in_one_piece(part, &place) for part in (offsets, indices, weights)]
     call.has_bytes = not is_prepared(w)
     if call.has_bytes:
@@ -164,15 +156,14 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
         fill_result(&call.product, result, &touched)
         call.product.alpha = dlfp4_host_narrow(alpha)
         call.factor_step = w.global_scale is not None and w.global_scale.dl.ndim > 0
-    count = x.shape[0] if indices is None else indices.dl.shape[0]
-    call.product.rows = call.of_bytes.rows = count
+    call.product.rows = call.of_bytes.rows = x.shape[0] if indices is None else indices.dl.shape[0]
     fill_routing(&call.routing, offsets, indices, weights, gathers, &touched)
     call.routing.tokens = result.dl.shape[0] if weights is not None else x.shape[0]
-    count = dlfp4_cuda_grouped_matmul_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
+    bytes = dlfp4_cuda_grouped_matmul_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
         else dlfp4_cuda_grouped_workspace(&call.product, &call.routing)
     if call.has_bytes and dlfp4_cuda_brings_scales(&call.of_bytes, &call.routing):
         load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)
-    workspace = allocate_buffer((max(count, 0),), UINT8, &place)   # below 0 the kernels refuse the extents
+    workspace = allocate_buffer((max(bytes, 0),), UINT8, &place)   # below 0 the kernels refuse the extents
     call.routing.workspace = workspace.dl.data
     check_run(&place, run_on(&place, &touched, multiply_groups_at, DLFP4_CUDA_IMAGE_grouped, &call, 0),
               "multiplying by experts")

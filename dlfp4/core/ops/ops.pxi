@@ -111,10 +111,10 @@ def cast(x, dtype, *, rounding="nearest_even", saturate=True, packed=True, seed=
         For results of 8 bits and fewer. True: values beyond the range, infinities included, become the largest finite
         value; NaN stays NaN where `dtype` has one, and becomes the largest finite value where it has none (FP4, FP6).
         For float8_e8m0fnu, values from zero to 2**-127 give 2**-127, negative values give NaN. False: the result is
-        that of ``ml_dtypes``' ``astype``, except that float64 is rounded once, not twice. Wider results overflow to
-        infinity either way. With "toward_zero" neither happens: what is finite becomes the largest finite value at
-        most, as IEEE 754 has it. Elements that already have the result's type are copied unchanged, infinities
-        included.
+        that of ``ml_dtypes``' ``astype`` (float8_e8m0fnu's of 0.6, which rounds ties up), except that float64 is
+        rounded once, not twice. Wider results overflow to infinity either way. With "toward_zero" finite values never
+        become infinite, but at most the largest finite one, as IEEE 754 has it. Elements that already have the
+        result's type are copied unchanged, infinities included.
     packed : bool
         For results below 8 bits: several elements a byte (True), the first in the low bits, or one a byte (False).
     seed : int, optional

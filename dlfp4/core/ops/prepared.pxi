@@ -329,11 +329,10 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
     secure(a)
     secure(out)
     rows = as_rows(a, &place)
-    target = result = as_rows(out, &place)
+    target = as_rows(out, &place)
+    result = writable_rows(target, &place)
     if scales is None and not has_aligned_rows(rows):
         rows = copy_on(rows, &place)
-    if (result.dl.shape[1] > 1 and result.dl.strides[1] != 1) or not is_aligned(result):
-        result = allocate_on(&place, target.row, 2, target.dl.shape, False)
     fill_weights(&call.product, b, factor, &touched)
     fill_rows(&call.product, rows, scales, &touched)
     fill_result(&call.product, result, &touched)
@@ -343,6 +342,13 @@ def _multiply_on_cuda(Tensor a, ScaledTensor b, Tensor out, alpha, factor, str t
               "multiplying matrices")
     if result is not target:
         convert(result, target, NULL, &place)
+
+
+cdef Tensor writable_rows(Tensor target, const Place *place):
+    """A matrix for results, or memory beside it where the kernels cannot write its rows."""
+    if is_aligned(target) and (target.dl.shape[1] <= 1 or target.dl.strides[1] == 1):
+        return target
+    return allocate_on(place, target.row, 2, target.dl.shape, False)
 
 
 cdef inline int64_t row_step(Tensor matrix) noexcept:

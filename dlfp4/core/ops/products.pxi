@@ -105,7 +105,7 @@ cdef void reverse_axes(Factor *factor) noexcept:
 
 # ---- Broadcasting
 
-cdef int broadcast_to(Factor *factor, int ndim, const int64_t *shape) noexcept:
+cdef void broadcast_to(Factor *factor, int ndim, const int64_t *shape) noexcept:
     """Add leading axes of extent 1, and give repeated axes a stride of 0."""
     cdef int missing = ndim - factor.ndim, k
     for k in range(ndim - 1, -1, -1):
@@ -115,7 +115,6 @@ cdef int broadcast_to(Factor *factor, int ndim, const int64_t *shape) noexcept:
             factor.strides[k] = factor.strides[k - missing]
         factor.shape[k] = shape[k]
     factor.ndim = ndim
-    return 0
 
 
 cdef int broadcast(Factor *a, Factor *b) except -1:
@@ -133,7 +132,8 @@ cdef int broadcast(Factor *a, Factor *b) except -1:
         raise ValueError(f"shapes {extents_of(a)} and {extents_of(b)}, without the axis that is summed over, broadcast "
                          f"to more lines than can be counted")
     broadcast_to(a, ndim, shape)
-    return broadcast_to(b, ndim, shape)
+    broadcast_to(b, ndim, shape)
+    return 0
 
 
 def _refuse_broadcast(of_a, of_b, m, n):
@@ -328,15 +328,19 @@ cdef int sum_at(const Place *place, void *call) noexcept nogil:
     return dlfp4_cuda_vecdot(place.device, place.stream, &a, &b, s.a.ndim, s.a.shape, s.a.length, s.result, s.workspace)
 
 
+cdef bint has_sums(const Factor *a, const Factor *b) noexcept:
+    """Whether the host sums products of such types; of no lines nothing is read."""
+    return dlfp4_host_vecdot(&a.lines, &b.lines, 0, a.length, NULL, 1) == DLFP4_OK
+
+
 cdef bint run_sums(Sums call, left, right, const Place *place) except -1:
     """The sums of all lines, of which there are some; false where the types have no product."""
     cdef Touched touched
     cdef Tensor workspace   # kept until the launch
     cdef int64_t count = count_elements(call.a.ndim, call.a.shape), numbers
     cdef int status
-    if place.is_nowhere:   # of no lines nothing is read; kernels of a device are not asked, which need not be here
-        return not is_host(place) or dlfp4_host_vecdot(&call.a.lines, &call.b.lines, 0, call.a.length, NULL,
-                                                       1) == DLFP4_OK
+    if place.is_nowhere:   # kernels of a device are not asked, which need not be here
+        return not is_host(place) or has_sums(call.a, call.b)
     touch_nothing(&touched)
     if not is_host(place):
         reads_operand(&touched, left)
@@ -478,9 +482,13 @@ def _multiply_on_host(a, b, result, alpha, rounds):
     cdef object right = plain_on(b, &ON_HOST)   # to be kept until the end
     cdef Tensor rows = as_rows(result, &ON_HOST)   # maybe a view
     fill_product(&of_a, &of_b, &matrix, left, right, rows)
+    fill_product_options(&options, alpha, rounds)
+    run_matmul(MatrixProduct(&of_a.lines, &of_b.lines, of_a.length, &matrix, &options, NULL))
+
+
+cdef void fill_product_options(dlfp4_matmul_options *options, double alpha, bint rounds) noexcept:
     options.alpha = dlfp4_host_narrow(alpha)
     options.activation = DLFP4_ACTIVATION_INT8 if rounds else DLFP4_ACTIVATION_EXACT
-    run_matmul(MatrixProduct(&of_a.lines, &of_b.lines, of_a.length, &matrix, &options, NULL))
 
 
 cdef int fill_product(Factor *a, Factor *b, dlfp4_matrix *result, left, right, Tensor rows) except -1:
@@ -512,13 +520,18 @@ cdef int multiply_on_host_at(const Place *place, void *call) noexcept nogil:
 
 cdef int run_matmul(MatrixProduct call) except -1:
     cdef int64_t bytes = dlfp4_host_matmul_workspace(call.a, call.b, call.length, call.result, call.options)
+    return run_with_workspace(&call.workspace, bytes, multiply_on_host_at, &call, "multiplying matrices")
+
+
+cdef int run_with_workspace(void **workspace, int64_t bytes, Kernel kernel, void *call, str what) except -1:
+    """Run a product on the host, whose `call` points to its workspace."""
     cdef int status
-    call.workspace = PyMem_RawMalloc(max(1, bytes))
-    if call.workspace == NULL:
+    workspace[0] = PyMem_RawMalloc(max(1, bytes))
+    if workspace[0] == NULL:
         raise MemoryError(f"no memory for a workspace of {bytes} bytes")
-    status = run_on(&ON_HOST, NULL, multiply_on_host_at, DLFP4_CUDA_IMAGE_products, &call, INT64_MAX)
-    PyMem_RawFree(call.workspace)
-    return check_run(&ON_HOST, status, "multiplying matrices")
+    status = run_on(&ON_HOST, NULL, kernel, DLFP4_CUDA_IMAGE_products, call, INT64_MAX)
+    PyMem_RawFree(workspace[0])
+    return check_run(&ON_HOST, status, what)
 
 
 def _allocate_result(a, shape, dtype, stream):

@@ -180,6 +180,13 @@ cdef class ScaledTensor:
         """Number of dimensions of the tensor."""
         return len(self.shape)
 
+    def __contains__(self, value):
+        raise TypeError("a ScaledTensor does not compare its elements; ask .dequantize().to_numpy()")
+
+    def __bool__(self):
+        raise TypeError("a ScaledTensor has no truth value; compare its elements with .dequantize().to_numpy(), or ask "
+                        "for its .shape")
+
     @property
     def mT(self):
         """The last two dimensions exchanged, without a copy; ValueError unless there are two.
@@ -240,9 +247,10 @@ cdef class ScaledTensor:
         Parameters
         ----------
         target : Format, Recipe or str
-            A row of :func:`formats`; or a convention, whose format of the same elements is taken: "modelopt",
-            "mlx" (whose NVFP4 has no global scale) or another of ``checkpoints.CONVENTIONS``, "ggml", "torchao"; or a
-            recipe, by which the values are quantized again to the format that they are in.
+            A row of :func:`formats`; or a convention, whose format of the same elements is taken, else the first of
+            its widest elements: "modelopt", "mlx" (whose NVFP4 has no global scale) or another of
+            ``checkpoints.CONVENTIONS``, "ggml", "torchao"; or a recipe, by which the values are quantized again to the
+            format that they are in. "deepseek", which is both, is the convention.
         recipe : Recipe or str, optional
             How blocks that are not exact are quantized.
 
@@ -283,6 +291,9 @@ cdef class ScaledTensor:
 
     def with_scale_layout(self, name, *, fill=None):
         """The same tensor with its scales in another layout; itself where they are in it.
+
+        It shares the data and the global scale, so that ``quantize(..., out=...)`` to either leaves the other one with
+        scales that are not its own.
 
         Parameters
         ----------

@@ -11,14 +11,11 @@
 namespace dlfp4 {
 namespace api {
 
-// CUresults that say that a build has nothing for a device, and what says so of an operation.
-constexpr bool is_unserved(int code) { return code == 209 || code == 222 || code == 218; }
-
 inline dlfp4_status status_of(int code) {
   if (code == 0) return DLFP4_OK;
   if (code <= -DLFP4_CUDA_REFUSED) return static_cast<dlfp4_status>(-code - DLFP4_CUDA_REFUSED);
   if (code == DLFP4_CUDA_MISSING) return DLFP4_E_CUDA_DRIVER;
-  if (code == DLFP4_CUDA_NO_IMAGE || is_unserved(code)) return DLFP4_E_CUDA_KERNELS;
+  if (dlfp4_cuda_is_unserved(code)) return DLFP4_E_CUDA_KERNELS;
   return static_cast<dlfp4_status>(DLFP4_E_CUDA + code);
 }
 
