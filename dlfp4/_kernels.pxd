@@ -439,9 +439,9 @@ cdef extern from "gpu/kernels.h" nogil:
         int64_t tokens
         void *workspace
     int dlfp4_cuda_need_grouped(int, int)
-    int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *, const dlfp4_cuda_routing *)
+    int64_t dlfp4_cuda_grouped_matmul_workspace(const dlfp4_cuda_product *, const dlfp4_cuda_routing *)
     int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
-    int dlfp4_cuda_multiply_grouped(int, uintptr_t, const dlfp4_cuda_product *, int, const dlfp4_cuda_routing *)
+    int dlfp4_cuda_grouped_matmul(int, uintptr_t, const dlfp4_cuda_product *, int, const dlfp4_cuda_routing *)
     bint dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
     int dlfp4_cuda_grouped_matmul_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *)
     const char *dlfp4_cuda_image()

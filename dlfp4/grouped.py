@@ -158,7 +158,7 @@ def run_on_host(problem: Problem, routing: Routing, out: Tensor) -> None:
 
 
 def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
-    """By dlfp4_cuda_multiply_grouped, of what refuses_on_cuda lets through."""
+    """By dlfp4_cuda_grouped_matmul, of what refuses_on_cuda lets through."""
     w: Any = problem.b
     ends, places, weights, _ = routing
     x, factor = problem.a, None

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "rules/block_keys.h"
 #include "tensors.h"
 
 namespace dlfp4 {
@@ -18,21 +19,17 @@ constexpr bool is_format(int format) { return format >= 0 && format < DLFP4_NUM_
 
 DLDataType type_of(int dtype) { return {dlfp4_dtypes[dtype].code, dlfp4_dtypes[dtype].bits, 1}; }
 
-bool has_integers(const dlfp4_format_row &format) {
-  return format.element == DLFP4_int4 || format.element == DLFP4_uint4;
-}
-
 bool is_one_line(const dlfp4_format_row &format) { return format.lines == 1 && format.length == 0; }
 
 // A line, completed to whole blocks, or, where it has one scale, to whole bytes.
 int64_t stored_length(const dlfp4_format_row &format, int64_t length) {
-  if (format.lines == 0 || (format.kind == DLFP4_LARGEST && !has_integers(format))) return length;
+  if (format.lines == 0 || (format.kind == DLFP4_LARGEST && !is_integer_row(format))) return length;
   return round_up(length, format.length ? format.length : 8 / dlfp4_dtypes[format.element].bits);
 }
 
 bool takes_layout(const dlfp4_format_row &format, int layout) {
   if (layout == DLFP4_LAYOUT_linear) return true;
-  if (layout < 0 || layout >= DLFP4_NUM_LAYOUTS || has_integers(format)) return false;
+  if (layout < 0 || layout >= DLFP4_NUM_LAYOUTS || is_integer_row(format)) return false;
   const dlfp4_layout_row &row = dlfp4_layouts[layout];
   if (row.lines && (format.lines != row.lines || format.length != 128)) return false;
   return dlfp4_dtypes[format.scale].bits == 8 * row.bytes;
@@ -87,7 +84,7 @@ dlfp4_status dlfp4_default_recipe(int format, dlfp4_recipe *recipe) {
   const dlfp4_format_row &row = dlfp4_formats[format];
   *recipe = {};
   recipe->pow2 =
-      row.kind == DLFP4_LARGEST && row.lines > 0 && !dlfp4::api::is_one_line(row) && !dlfp4::api::has_integers(row);
+      row.kind == DLFP4_LARGEST && row.lines > 0 && !dlfp4::api::is_one_line(row) && !dlfp4::is_integer_row(row);
   return DLFP4_OK;
 }
 

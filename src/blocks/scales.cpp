@@ -113,8 +113,7 @@ dlfp4_status dlfp4_host_convert_scales(const void *src, int src_layout, void *ds
     return DLFP4_E_OPTION;
   if (rows == 0 || columns == 0) return DLFP4_OK;  // perhaps without memory
   const auto make = [=](const void *data, int layout) {
-    const dlfp4_layout_row &row = dlfp4_layouts[layout];
-    const int64_t pitch = row.by_rows ? round_up(rows, row.rows) : round_up(columns, row.columns);
+    const int64_t pitch = pitch_of(dlfp4_layouts[layout], rows, columns);
     return Scales{static_cast<uint8_t *>(const_cast<void *>(data)), layout, itemsize, columns, 1, pitch, 1};
   };
   const Scales from = make(src, src_layout), to = make(dst, dst_layout);

@@ -23,6 +23,11 @@ bool is_rotation(uint32_t rotation, int64_t length);
 // Bytes of a padded matrix of scales.
 int64_t padded_bytes(int layout, int64_t rows, int64_t columns, int itemsize);
 
+// From one row of tiles to the next, or one column, of a padded matrix of scales.
+inline int64_t pitch_of(const dlfp4_layout_row &layout, int64_t rows, int64_t columns) {
+  return layout.by_rows ? round_up(rows, layout.rows) : round_up(columns, layout.columns);
+}
+
 // Whether codes of one position lie next to each other, across lines: nothing needs to be transposed.
 inline bool are_rows(const dlfp4_blocks &blocks, const FormatInfo &format) {
   return blocks.strides[0] == 1 && format.bits == 8;

@@ -209,19 +209,20 @@ typedef struct {
 int dlfp4_cuda_need_grouped(int device, int format);
 
 /* -1 where the product is refused for its extents. */
-int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing);
-int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing);
+int64_t dlfp4_cuda_grouped_matmul_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing);
+int64_t dlfp4_cuda_grouped_matmul_bytes_as_they_lie_workspace(const dlfp4_cuda_bytes_product *product,
+                                                              const dlfp4_cuda_routing *routing);
 
 /* factors[0] is `factor_step`, 0 or 1, further for each next expert. */
-int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_product *product, int factor_step,
-                                const dlfp4_cuda_routing *routing);
+int dlfp4_cuda_grouped_matmul(int device, uintptr_t stream, const dlfp4_cuda_product *product, int factor_step,
+                              const dlfp4_cuda_routing *routing);
 
-/* E4M3 by E4M3. */
-int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
-                                      const dlfp4_cuda_routing *routing);
+/* E4M3 by E4M3, whose scales are read where they are. */
+int dlfp4_cuda_grouped_matmul_bytes_as_they_lie(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
+                                                const dlfp4_cuda_routing *routing);
 
-/* The same. Where it pays, x's scales of neighbouring rows are first brought together: the workspace has room for them,
- * and the image of blocks is to be loaded as well. The bits are the same. */
+/* The same bits. Where it pays, x's scales of neighbouring rows are first brought together: the workspace has room for
+ * them, and the image of blocks is to be loaded as well. */
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
                                                   const dlfp4_cuda_routing *routing);
 int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing);

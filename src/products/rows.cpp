@@ -211,7 +211,7 @@ int64_t positions_of_row(const Sides &sides) {
   if (sides.form == kSpreadLines) return round_up(sides.depth, 2 * kSpread);
   if (sides.form == kElementLines) return round_up(sides.depth, kElementStep);
   if (sides.form == kRoundedLines) return round_up(sides.depth, kRoundedStep);
-  return round_up(sides.depth, has_integers(sides) ? kIntegerBlock : kFloatStep);
+  return round_up(sides.depth, are_integer_panels(sides) ? kIntegerBlock : kFloatStep);
 }
 
 int64_t bytes_of_values(const Sides &sides) {
@@ -227,7 +227,7 @@ int64_t bytes_of_values(const Sides &sides, int64_t rows) {
 }
 
 int64_t blocks_of_row(const Sides &sides) {
-  const bool has_blocks = has_integers(sides) || sides.form == kScaledPanels;
+  const bool has_blocks = are_integer_panels(sides) || sides.form == kScaledPanels;
   return has_blocks ? round_up(divide_up(positions_of_row(sides), sides.block), 16) : 0;
 }
 
@@ -248,7 +248,7 @@ PreparedRows place_rows(const Sides &sides, int64_t rows, uint8_t *workspace) {
 void prepare_row(const Sides &sides, const PreparedRows &rows, int64_t i) {
   const int64_t line = line_of(rows, i);
   if (sides.form == kBlockLines || sides.length == 0) return;
-  if (has_integers(sides)) return prepare_integers(sides, rows, i, line);
+  if (are_integer_panels(sides)) return prepare_integers(sides, rows, i, line);
   if (sides.form == kScaledPanels) prepare_scales(sides, rows, i, line);
   if (!has_floats(sides)) return prepare_bfloats(sides, rows, i, line);
   read_line(sides.a, line, 0, sides.length, rows.pitch, kFromFloat32, rows.values + i * rows.pitch * item_of(sides));

@@ -63,12 +63,14 @@ bool lies_in_bytes(const Reader &reader);
 bool has_float_scales(const Reader &reader);
 
 inline bool has_panels(const Sides &sides) { return sides.form <= kIntegerPanels; }
-inline bool has_integers(const Sides &sides) { return sides.form == kIntegerPanels || sides.form == kRoundedLines; }
+inline bool are_integer_panels(const Sides &sides) {
+  return sides.form == kIntegerPanels || sides.form == kRoundedLines;
+}
 inline bool has_floats(const Sides &sides) { return sides.form == kFloatPanels || sides.form == kFloatLines; }
 
 // Bytes of an element of a row; none where a is not prepared.
 inline int64_t item_of(const Sides &sides) {
-  return sides.form == kBlockLines ? 0 : has_integers(sides) ? 1 : has_floats(sides) ? 4 : 2;
+  return sides.form == kBlockLines ? 0 : are_integer_panels(sides) ? 1 : has_floats(sides) ? 4 : 2;
 }
 
 }  // namespace dlfp4

@@ -64,14 +64,15 @@ int dlfp4_cuda_convert_scales(int, uintptr_t, const void *src, int src_layout, v
   return asked.fails ? 719 : 0;
 }
 
-int dlfp4_cuda_multiply_grouped_bytes(int, uintptr_t, const dlfp4_cuda_bytes_product *product,
-                                      const dlfp4_cuda_routing *) {
+int dlfp4_cuda_grouped_matmul_bytes_as_they_lie(int, uintptr_t, const dlfp4_cuda_bytes_product *product,
+                                                const dlfp4_cuda_routing *) {
   ++asked.grouped;
   asked.product = *product;
   return 0;
 }
 
-int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *, const dlfp4_cuda_routing *) {
+int64_t dlfp4_cuda_grouped_matmul_bytes_as_they_lie_workspace(const dlfp4_cuda_bytes_product *,
+                                                              const dlfp4_cuda_routing *) {
   return kWorkspaceOfGroups;
 }
 }

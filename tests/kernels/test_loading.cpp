@@ -483,7 +483,7 @@ void test_streamed_experts() {
         routing.end_bits = 32;
         routing.experts = 3 + weight_kind(format);  // says it to check_streamed_experts
         const int before = launches;
-        check(dlfp4_cuda_multiply_grouped(kServed, 0, &product, 0, &routing) == 0, "its status", "streamed experts");
+        check(dlfp4_cuda_grouped_matmul(kServed, 0, &product, 0, &routing) == 0, "its status", "streamed experts");
         check(launches == before + 1, "launched", "streamed experts");
       }
   look_at_launch = nullptr;

@@ -124,7 +124,7 @@ cdef int multiply_groups_at(const Place *place, void *call) noexcept nogil:
     cdef RoutedProduct *r = <RoutedProduct *> call
     if r.has_bytes:
         return dlfp4_cuda_grouped_matmul_bytes(place.device, place.stream, &r.of_bytes, &r.routing)
-    return dlfp4_cuda_multiply_grouped(place.device, place.stream, &r.product, r.factor_step, &r.routing)
+    return dlfp4_cuda_grouped_matmul(place.device, place.stream, &r.product, r.factor_step, &r.routing)
 
 
 def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, Tensor weights, Tensor out, alpha,
@@ -160,7 +160,7 @@ def _multiply_groups_on_cuda(x, ScaledTensor w, Tensor offsets, Tensor indices, 
     fill_routing(&call.routing, offsets, indices, weights, gathers, &touched)
     call.routing.tokens = result.dl.shape[0] if weights is not None else x.shape[0]
     bytes = dlfp4_cuda_grouped_matmul_bytes_workspace(&call.of_bytes, &call.routing) if call.has_bytes \
-        else dlfp4_cuda_grouped_workspace(&call.product, &call.routing)
+        else dlfp4_cuda_grouped_matmul_workspace(&call.product, &call.routing)
     if call.has_bytes and dlfp4_cuda_brings_scales(&call.of_bytes, &call.routing):
         load_kernels(place.device, DLFP4_CUDA_IMAGE_blocks)
     workspace = allocate_buffer((max(bytes, 0),), UINT8, &place)   # below 0 the kernels refuse the extents

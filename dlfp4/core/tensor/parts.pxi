@@ -127,8 +127,10 @@ cdef Tensor as_type(Tensor self, int row, str name):
             raise BufferError(f"{name} has strides {strides_of(self)}: its bytes must lie side by side along the last "
                               f"dimension; call .copy() first")
         return reinterpret(self, row)
-    or_bytes = ", or its bytes as uint8" if dlfp4_dtypes[row].bits <= 8 else ""
-    raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dlfp4_dtypes[row].name.decode()}{or_bytes}")
+    also = ", or its bytes as uint8" if dlfp4_dtypes[row].bits <= 8 else ""
+    if row == FLOAT32:
+        also = f": convert it first{f', or pass float({name})' if self.size_ == 1 else ''}"
+    raise TypeError(f"{name} has dtype {dtype_name(self)}; expected {dlfp4_dtypes[row].name.decode()}{also}")
 
 
 cdef Tensor fit_part(Tensor self, buffer, tuple logical, format):

@@ -9,7 +9,8 @@ cdef class Tensor:
     A Tensor comes from :func:`from_dlpack`, :func:`asarray`, :func:`empty` or an operation, and goes out through
     ``__dlpack__``, the C exchange API and the ``to_*`` methods. It counts logical elements: a packed FP4 tensor of
     shape (2, 8) has 8 bytes. Its description never changes. Slicing, ``T``, ``reshape`` and ``view`` share memory; they
-    raise rather than copy. ``==`` is identity; to compare values, use :meth:`to_numpy`.
+    raise rather than copy. ``==`` is identity; to compare values, use :meth:`to_numpy` (NumPy
+    compares them where the other operand is its array).
     """
 
     def __cinit__(self):

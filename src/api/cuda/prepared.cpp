@@ -131,7 +131,7 @@ int64_t dlfp4_grouped_matmul_prepared_workspace(const DLTensor *x, const dlfp4_p
   dlfp4_cuda_product product;
   dlfp4_cuda_routing routed;
   if (dlfp4::api::describe_routed(x, w, routing, out, 1, nullptr, nullptr, &place, &product, &routed)) return -1;
-  return dlfp4_cuda_grouped_workspace(&product, &routed);
+  return dlfp4_cuda_grouped_matmul_workspace(&product, &routed);
 }
 
 dlfp4_status dlfp4_grouped_matmul_prepared(const DLTensor *x, const dlfp4_prepared *w, const dlfp4_routing *routing,
@@ -143,10 +143,9 @@ dlfp4_status dlfp4_grouped_matmul_prepared(const DLTensor *x, const dlfp4_prepar
   if (const dlfp4_status status =
           describe_routed(x, w, routing, out, alpha, workspace, stream, &place, &product, &routed))
     return status;
-  const int64_t bytes = dlfp4_cuda_grouped_workspace(&product, &routed);
+  const int64_t bytes = dlfp4_cuda_grouped_matmul_workspace(&product, &routed);
   if (const dlfp4_status status = check_workspace(workspace, bytes)) return status;
-  return run(place, DLFP4_CUDA_IMAGE_grouped, [&] {
-    return dlfp4_cuda_multiply_grouped(place.device, place.stream, &product, w->matrices > 1, &routed);
-  });
+  return run(place, DLFP4_CUDA_IMAGE_grouped,
+             [&] { return dlfp4_cuda_grouped_matmul(place.device, place.stream, &product, w->matrices > 1, &routed); });
 }
 }

@@ -780,17 +780,14 @@ int dlfp4_cuda_convert_scales(int device, uintptr_t stream, const void *src, int
   if (context.status()) return context.status();
   const dlfp4_layout_row &to = dlfp4_layouts[dst_layout];
   const int64_t padded_rows = round_up(rows, to.rows), padded_columns = round_up(columns, to.columns);
-  const auto pitch = [=](const dlfp4_layout_row &row) {
-    return row.by_rows ? round_up(rows, row.rows) : round_up(columns, row.columns);
-  };
   const ScalesParams p = {static_cast<const uint8_t *>(src),
                           static_cast<uint8_t *>(dst),
                           src_layout,
                           dst_layout,
                           columns,
                           1,
-                          pitch(dlfp4_layouts[src_layout]),
-                          pitch(to),
+                          pitch_of(dlfp4_layouts[src_layout], rows, columns),
+                          pitch_of(to, rows, columns),
                           rows,
                           columns,
                           padded_rows,

@@ -155,7 +155,7 @@ int dlfp4_cuda_brings_scales(const dlfp4_cuda_bytes_product *product, const dlfp
 
 int64_t dlfp4_cuda_grouped_matmul_bytes_workspace(const dlfp4_cuda_bytes_product *product,
                                                   const dlfp4_cuda_routing *routing) {
-  const int64_t bytes = dlfp4_cuda_grouped_bytes_workspace(product, routing);
+  const int64_t bytes = dlfp4_cuda_grouped_matmul_bytes_as_they_lie_workspace(product, routing);
   return bytes < 0 || !dlfp4_cuda_brings_scales(product, routing) ? bytes : bytes + bytes_of_scales(*product);
 }
 
@@ -163,10 +163,11 @@ int dlfp4_cuda_grouped_matmul_bytes(int device, uintptr_t stream, const dlfp4_cu
                                     const dlfp4_cuda_routing *routing) {
   dlfp4_cuda_bytes_product brought = *product;
   if (dlfp4_cuda_brings_scales(product, routing)) {
-    char *const scales = static_cast<char *>(routing->workspace) + dlfp4_cuda_grouped_bytes_workspace(product, routing);
+    char *const scales = static_cast<char *>(routing->workspace) +
+                         dlfp4_cuda_grouped_matmul_bytes_as_they_lie_workspace(product, routing);
     const int status = bring_together(device, stream, &brought, scales);
     if (status != 0) return status;
   }
-  return dlfp4_cuda_multiply_grouped_bytes(device, stream, &brought, routing);
+  return dlfp4_cuda_grouped_matmul_bytes_as_they_lie(device, stream, &brought, routing);
 }
 }

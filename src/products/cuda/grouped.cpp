@@ -1,4 +1,4 @@
-// dlfp4_cuda_multiply_grouped: rows that are divided among experts, on CUDA memory.
+// dlfp4_cuda_grouped_matmul: rows that are divided among experts, on CUDA memory.
 // Layout: see dlfp4_cuda_routing. The workspace has rows of tokens, their scales, sums in float32, a count of tiles.
 // Trick: nothing is read by the host, so it chooses the kernel by the mean of experts' rows. Tokens' rows are brought
 // together by a kernel before, unless weights are streamed. Weighted rows are made in float32, and added by a kernel
@@ -300,18 +300,19 @@ int dlfp4_cuda_need_grouped(int device, int format) {
   return format >= 0 && weight_kind(format) == kNoKind ? kNoBinary : need_hopper_kernels(kImage);
 }
 
-int64_t dlfp4_cuda_grouped_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing) {
+int64_t dlfp4_cuda_grouped_matmul_workspace(const dlfp4_cuda_product *product, const dlfp4_cuda_routing *routing) {
   if (!can_count(product->rows, product->columns, product->stored_depth, *routing)) return -1;
   return lay_out(work_of(*product), *routing).end;
 }
 
-int64_t dlfp4_cuda_grouped_bytes_workspace(const dlfp4_cuda_bytes_product *product, const dlfp4_cuda_routing *routing) {
+int64_t dlfp4_cuda_grouped_matmul_bytes_as_they_lie_workspace(const dlfp4_cuda_bytes_product *product,
+                                                              const dlfp4_cuda_routing *routing) {
   if (!can_count(product->rows, product->columns, product->depth, *routing)) return -1;
   return lay_out(work_of(*product), *routing).end;
 }
 
-int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_product *product, int factor_step,
-                                const dlfp4_cuda_routing *routing) {
+int dlfp4_cuda_grouped_matmul(int device, uintptr_t stream, const dlfp4_cuda_product *product, int factor_step,
+                              const dlfp4_cuda_routing *routing) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   if (weight_kind(product->format) == kNoKind || product->x_scales) return refuse(DLFP4_E_OPTION);
@@ -321,8 +322,8 @@ int dlfp4_cuda_multiply_grouped(int device, uintptr_t stream, const dlfp4_cuda_p
   return multiply_prepared(*product, factor_step, *routing, stream);
 }
 
-int dlfp4_cuda_multiply_grouped_bytes(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
-                                      const dlfp4_cuda_routing *routing) {
+int dlfp4_cuda_grouped_matmul_bytes_as_they_lie(int device, uintptr_t stream, const dlfp4_cuda_bytes_product *product,
+                                                const dlfp4_cuda_routing *routing) {
   const CurrentContext context(device);
   if (context.status() != 0) return context.status();
   const bool has_both_scales = product->x.scales && product->w.scales;
