@@ -12,17 +12,17 @@ from typing import Any
 
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import UnscaledWarning, _parse_flag
-from dlfp4.checkpoints import comfyui, folders, joining, models, native, safetensors
+from dlfp4.checkpoints import folders, joining, models, native, safetensors
 from dlfp4.checkpoints.conventions import (
     Parts,
     check_mapping,
-    join_parts,
     split_parts,
     warn_unscaled,
 )
 from dlfp4.checkpoints.converting import convert_model
 from dlfp4.checkpoints.ggml import from_ggml, to_ggml
 from dlfp4.checkpoints.inspection import Findings, Flag, Group, inspect
+from dlfp4.checkpoints.joining import join_parts
 from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.quantizing import quantize_model
 from dlfp4.files import as_path
@@ -83,23 +83,13 @@ def load(path: ModelPath | bytes | bytearray | memoryview, *, join: bool = True)
     joins = _parse_flag(join, "join")
     shards = models.read(path)
     if not joins:
-        return as_stored(shards)
+        return joining.as_stored(shards)
     try:
         tensors = joining.joined(shards)
     except ValueError as error:
         raise ValueError(f"{error}; join=False gives the tensors as they are stored") from error
     warn_unscaled(tensors, stacklevel=2)
     return tensors
-
-
-def as_stored(shards: list[models.Shard]) -> Parts:
-    """The tensors of all files of a model, with the metadata of the headers."""
-    tensors: dict[str, Tensor] = {}
-    metadata: dict[str, str] = {}
-    for shard in shards:
-        tensors |= shard.tensors
-        metadata |= comfyui.united(metadata, shard.metadata)
-    return Parts(tensors, metadata)
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -144,7 +134,8 @@ def save(
     path : path-like
         The file to write.
     tensors : mapping of str to Tensor, ScaledTensor or producer
-        By name.
+        By name. What :func:`load` gave with ``join=False`` keeps what its header says of quantized tensors: they come
+        back from the new file, too.
     metadata : mapping of str to str, optional
         Free-form strings for the header. ``{"format": "pt"}`` makes a file that Transformers loads.
     convention : str, optional
@@ -155,7 +146,8 @@ def save(
     Raises
     ------
     ValueError
-        The file cannot hold a tensor, two tensors have the same name, or `path` ends as GGUF files or indices do.
+        The file cannot hold a tensor, two tensors have the same name, or `path` ends as GGUF files or indices do; what
+        a header says of `tensors` is damaged, or no longer fits them.
     TypeError
         A name or an entry of `metadata` is not a string, or a tensor is of a type that cannot be taken.
     BufferError
@@ -178,6 +170,8 @@ def save(
     check_mapping("metadata", strings, "strings")
     if native.KEY in strings:
         raise ValueError(f"metadata has {native.KEY!r}, under which dlfp4 describes the tensors; use another key")
+    if isinstance(tensors, Parts):
+        tensors, strings = joining.for_new_file(tensors, strings)
     folders.check_suffix(as_path("path", path), gguf=False)
     parts, description = joining.split(tensors, convention)
     safetensors.write(path, parts, {**strings, **description})

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import dlfp4
-from dlfp4 import Tensor
+from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints.names import last, module_of
 from dlfp4.parsing import MOST_BYTES, parse_json
 
@@ -33,17 +33,15 @@ HARMLESS = {"format", "full_precision_matrix_mult"}
 
 def find_marks(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> dict[str, str]:
     """The format of each marked layer by dlfp4's name; "" for a mark that is not understood."""
-    fields = dict(parse_layers(metadata.get(KEY)))
+    fields = parse(metadata[KEY]) if KEY in metadata else {}
     for name, x in tensors.items():
         if last(name) == MARK:
             fields[module_of(name)] = parse_tensor(x)
     return {layer: format_of(found) for layer, found in fields.items()}
 
 
-def parse_layers(text: str | None) -> dict[str, Any]:
+def parse(text: str) -> dict[str, Any]:
     """The layers of the metadata; ValueError where it is not as ComfyUI writes it."""
-    if text is None:
-        return {}
     content = parse_json(text.encode(), f"the metadata under {KEY!r}")
     layers = content.get("layers") if isinstance(content, dict) else None
     if not isinstance(layers, dict):
@@ -51,12 +49,16 @@ def parse_layers(text: str | None) -> dict[str, Any]:
     return layers
 
 
-def united(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of a second file, with the layers that the first one marks beside its own."""
-    united = dict(second)
-    if KEY in first and KEY in second:
-        united[KEY] = json.dumps({"layers": {**parse_layers(first[KEY]), **parse_layers(second[KEY])}})
-    return united
+def as_text(layers: Mapping[str, Any]) -> str:
+    """Layers as the metadata has them; the inverse of :func:`parse`."""
+    return json.dumps({"layers": layers})
+
+
+def left(text: str, tensors: Mapping[str, Any]) -> str:
+    """The marks of those layers that are not quantized anew, whose parts another convention may store."""
+    anew = {module_of(name) for name, x in tensors.items() if isinstance(x, ScaledTensor)}
+    layers = parse(text)
+    return text if anew.isdisjoint(layers) else as_text({name: layers[name] for name in layers if name not in anew})
 
 
 def parse_tensor(x: Any) -> Any:

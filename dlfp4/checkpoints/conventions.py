@@ -52,56 +52,6 @@ class Parts(dict[str, Tensor | ScaledTensor]):
         self.metadata = dict(metadata)
 
 
-def join_parts(
-    tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None
-) -> dict[str, Tensor | ScaledTensor]:
-    """Join the parts of quantized tensors where names, types and shapes follow a known convention.
-
-    Memory is shared, with these exceptions: global scales stored as reciprocals are inverted (the tensor keeps the
-    stored one as ``encode_scale``); the elements of ComfyUI's FP4 change places in their bytes; Llama-4's stacks of
-    experts are transposed. Tensors that follow no convention stay as they are. ComfyUI's marks of joined layers are
-    parts of them.
-
-    Parameters
-    ----------
-    tensors : mapping of str to producer
-        By the names in the checkpoint: a state dict, or what :func:`load` gives with ``join=False``.
-    metadata : mapping of str to str, optional
-        Of the file's header, in which ComfyUI may mark layers that have another memory order. Default: that of
-        `tensors`, where :func:`load` gave them.
-
-    Returns
-    -------
-    dict of str to Tensor or ScaledTensor
-        In the order of `tensors`. A quantized tensor takes the place of its data and the name that it had before
-        quantization.
-
-    Raises
-    ------
-    ValueError
-        ComfyUI's metadata is damaged.
-
-    Warns
-    -----
-    UnscaledWarning
-        FP8 comes back without its scales: they have an unknown form, or are doubled.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dlfp4 import checkpoints
-    >>> parts = {"up.weight": np.zeros((4, 16), np.uint8), "up.weight_scale": np.zeros((4, 1), np.uint8)}
-    >>> {name: (str(q.format), q.shape) for name, q in checkpoints.join_parts(parts).items()}
-    {'up.weight': ('mxfp4', (4, 32))}
-    """
-    check_mapping("tensors", tensors, "tensors")
-    known = getattr(tensors, "metadata", {}) if metadata is None else metadata
-    check_mapping("metadata", known, "strings")
-    joined = join(tensors, comfyui.find_marks(tensors, known))
-    warn_unscaled(joined, stacklevel=2)
-    return joined
-
-
 @dataclass(frozen=True)
 class Join:
     """Parts that make a quantized tensor.
@@ -130,8 +80,8 @@ def join(
     without: Collection[str] = (),
     look: Callable[[Tensor | ScaledTensor], Any] = lambda x: x,
 ) -> dict[str, Any]:
-    """:func:`join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings; or what `look`
-    says of each tensor, for which those that have to be packed anew need not be in memory at once.
+    """:func:`joining.join_parts` with the layers that ComfyUI marks, but of some conventions, without warnings; or what
+    `look` says of each tensor, for which those that have to be packed anew need not be in memory at once.
     """
     return dict(join_in_place(tensors, marks, without, look).values())
 

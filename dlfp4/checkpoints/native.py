@@ -64,8 +64,12 @@ def split(tensors: Mapping[str, Any]) -> tuple[dict[str, Tensor], str]:
             merge(parts, {f"{name}_{kind}": stored_offsets(x, part) for kind, part in offsets.items()})
         else:
             merge(parts, {name: given})
-    description = json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
-    return parts, description if described else ""
+    return parts, as_text(described) if described else ""
+
+
+def as_text(described: Mapping[str, Any]) -> str:
+    """The descriptions of tensors, as the metadata of a file has them; the inverse of :func:`parse`."""
+    return json.dumps({"version": VERSION, "tensors": described}, separators=(",", ":"))
 
 
 def shaped_parts(q: ScaledTensor) -> list[Tensor]:
@@ -120,8 +124,13 @@ def parse_float32(text: str) -> float:
 
 def join(tensors: Mapping[str, Tensor], description: str) -> dict[str, Tensor | ScaledTensor]:
     """Undo :func:`split`; ValueError where the description does not fit the tensors."""
+    return rebuilt(tensors, parse(description))
+
+
+def rebuilt(tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> dict[str, Tensor | ScaledTensor]:
+    """The same by the descriptions of some tensors; the parts of others stay."""
     parts = dict(tensors)
-    joined = {name: rebuild(name, fields, parts) for name, fields in parse(description).items()}
+    joined = {name: rebuild(name, fields, parts) for name, fields in described.items()}
     taken = [name for name in joined if name not in parts]
     if taken:
         raise ValueError(

@@ -60,6 +60,63 @@ def test_every_format_axis_layout_comes_back(path, format):
         assert_same(loaded[name], q)
 
 
+# What names, types and shapes of the parts do not tell.
+TOLD = {"rotated": {"hadamard": 16}, "columns": {"axis": -2}, "swizzled": {"scale_layout": "128x4"}}
+
+
+def test_parts_of_our_files_are_joined_as_the_files_describe_them(tmp_path):
+    saved = {name: dlfp4.quantize(values((64, 64)), "nvfp4", **options) for name, options in TOLD.items()}
+    for name, q in saved.items():
+        checkpoints.save(tmp_path / f"{name}.safetensors", {name: q, f"{name}.bias": values(3)})
+    stored = checkpoints.load(tmp_path, join=False)
+    for joined in (checkpoints.join_parts(stored), checkpoints.join_parts(dict(stored), metadata=stored.metadata)):
+        assert list(joined) == list(checkpoints.load(tmp_path))
+        for name, q in saved.items():
+            assert_same(joined[name], q)
+    del stored["rotated"], stored["rotated_scale"], stored["rotated_scale_2"]
+    stored["columns"] = saved["columns"]
+    del stored["columns_scale"], stored["columns_scale_2"]
+    joined = checkpoints.join_parts(stored)
+    assert {"rotated.bias", "columns", "swizzled"} < joined.keys()
+    assert_same(joined["swizzled"], saved["swizzled"])
+
+
+@pytest.mark.parametrize("damaged", ["a", "b"])
+def test_of_several_descriptions_one_is_damaged(tmp_path, damaged):
+    for name in "ab":
+        description = "{" if name == damaged else '{"version": 1, "tensors": {}}'
+        safetensors.write(tmp_path / f"{name}.safetensors", {name: dlfp4.empty(3, "uint8")}, {"dlfp4": description})
+    stored = checkpoints.load(tmp_path, join=False)
+    with pytest.raises(ValueError, match=r"^the metadata under 'dlfp4' is not JSON"):
+        checkpoints.join_parts(stored)
+    with pytest.raises(ValueError, match=r"^the metadata under 'dlfp4' is not JSON.*; dict\(tensors\) forgets"):
+        checkpoints.save(tmp_path / "c.safetensors", stored)
+    checkpoints.save(tmp_path / "c.safetensors", dict(stored))
+
+
+def test_parts_are_saved_with_what_describes_them(path):
+    saved = {name: dlfp4.quantize(values((64, 64)), "nvfp4", **options) for name, options in TOLD.items()}
+    checkpoints.save(path, saved)
+    stored = checkpoints.load(path, join=False)
+    with pytest.raises(ValueError, match=r"^rotated: "):  # the convention is asked of them, too
+        checkpoints.save(path.with_name("again.safetensors"), stored, convention="modelopt")
+    checkpoints.save(path.with_name("again.safetensors"), stored)
+    assert path.with_name("again.safetensors").read_bytes() == path.read_bytes()
+    stored["new"] = saved["rotated"]
+    checkpoints.save(path, stored)
+    for name, q in (saved | {"new": saved["rotated"]}).items():
+        assert_same(checkpoints.load(path)[name], q)
+
+
+def test_parts_that_no_longer_fit_their_description_are_not_saved(path):
+    checkpoints.save(path, {"w": dlfp4.quantize(values((64, 64)), "nvfp4")})
+    stored = checkpoints.load(path, join=False)
+    del stored["w_scale"]
+    with pytest.raises(ValueError, match=r"parts w and w_scale are not there; dict\(tensors\) forgets what the file"):
+        checkpoints.save(path, stored)
+    assert checkpoints.load(path).keys() == {"w"}
+
+
 def test_a_missing_global_scale_stays_missing(path):
     rng = np.random.default_rng(4)
     data, scales = rng.integers(1, 256, (2, 32), np.uint8), rng.integers(1, 0x7F, (2, 4), np.uint8)
@@ -293,6 +350,24 @@ def test_damaged_marks_of_comfyui_are_named(path):
     with pytest.raises(ValueError, match=r"has no object of layers; join=False"):
         checkpoints.load(path)
     assert checkpoints.load(path, join=False).keys() == {"w"}
+
+
+def test_parts_are_saved_with_the_marks_of_comfyui(path):
+    q = dlfp4.quantize(values((128, 64)), "nvfp4")
+    tensors, metadata = COMFYUI["by the header"]
+    parts = checkpoints.split_parts({"up.weight": q}, "comfyui")
+    parts.pop("up.comfy_quant")
+    checkpoints.save(path, parts | tensors, metadata)
+    checkpoints.save(path, stored := checkpoints.load(path, join=False))
+    assert checkpoints.read_metadata(path) == metadata
+    assert_same(checkpoints.load(path)["up.weight"].with_scale_layout("linear"), q)
+    for name in parts:
+        del stored[name]
+    stored["up.weight"] = q
+    checkpoints.save(path, stored, convention="modelopt")  # the mark was that of other parts
+    assert_same(checkpoints.load(path)["up.weight"], q)
+    checkpoints.save(path, checkpoints.Parts(parts, metadata), {"_quantization_metadata": '{"layers": {}}'})
+    assert checkpoints.read_metadata(path) == {"_quantization_metadata": '{"layers": {}}'}
 
 
 def test_the_marks_of_several_files_are_united(tmp_path):
