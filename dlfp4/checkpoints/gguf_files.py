@@ -161,6 +161,21 @@ def check(q: ScaledTensor) -> None:
         raise ValueError("it has a global scale per row, but GGUF files have one per matrix")
 
 
+def check_scale_names(tensors: Mapping[str, Tensor | ScaledTensor]) -> None:
+    """ValueError where readers would take a tensor for the global scale of another, which need not have one, or the
+    global scale of one tensor for that of two.
+    """
+    owners: dict[str, str] = {}
+    for name, x in tensors.items():
+        if not isinstance(x, ScaledTensor) or not x.format.has_global_scale:
+            continue
+        scale = scale_name(name)
+        if scale in tensors:
+            raise ValueError(f"{scale} is what GGUF files call the global scale of {name}; rename one of the two")
+        if owners.setdefault(scale, name) != name:
+            raise ValueError(f"{owners[scale]} and {name}: in GGUF files {scale} scales both; rename one")
+
+
 def write(
     path: Path, tensors: Mapping[str, Tensor | ScaledTensor], architecture: str, fields: Mapping[str, int | float]
 ) -> None:
@@ -169,9 +184,11 @@ def write(
     Raises
     ------
     ValueError
-        GGUF has no type of a tensor, or not as many dimensions, or its name is too long.
+        GGUF has no type of a tensor, or not as many dimensions, or its name is too long, or is that of another's global
+        scale.
     """
     library = package()
+    check_scale_names(tensors)
     planned = [each for name, x in tensors.items() for each in entries_of(library, name, x)]
     with replacing(path, size=sum(size for _, _, _, size, *_ in planned)) as file:
         # The package opens files by name. This name is the file, which has no other yet.

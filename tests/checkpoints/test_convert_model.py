@@ -488,6 +488,16 @@ def test_faults_are_named(tmp_path):
         checkpoints.save(source, {"w": x})
         with pytest.raises(ValueError, match=message):
             checkpoints.convert_model(source, tmp_path / target, convention)
+    q = dlfp4.quantize(UP, "nvfp4")
+    bare = dlfp4.ScaledTensor.from_parts(q.data, q.scales, format="nvfp4", shape=q.shape)  # without a global scale
+    for tensors, message in (
+        ({"w.weight": bare, "w.scale": NORM}, r"^w.scale is what GGUF files call the global scale of w.weight; rename"),
+        ({"w.scale": q, "w.weight": q}, r"^w.scale is what "),
+        ({"w": bare, "w.weight": q}, r"^w and w.weight: in GGUF files w.scale scales both; rename one"),
+    ):
+        checkpoints.save(source, tensors)
+        with pytest.raises(ValueError, match=message):
+            checkpoints.convert_model(source, tmp_path / "b.gguf", "gguf")
     checkpoints.save(source, {"w" * 64: UP})
     with pytest.raises(ValueError, match="names have at most 63 bytes"):
         checkpoints.convert_model(source, tmp_path / "b.gguf", "gguf")
