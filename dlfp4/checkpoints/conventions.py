@@ -31,6 +31,7 @@ MARKER = "scaled_fp8"  # a tensor of no elements in stable diffusion's files; it
 
 # Those whose loaders give each linear layer its parts, and know no stacks of experts.
 BY_LAYER = ("compressed-tensors", "deepseek", "deepseek-v4", "comfyui", "gptq", "awq")
+BY_STACK = ("gpt-oss", "llama-4")  # whose loaders give stacks of experts their parts, and know no quantized layers
 EXPERT = re.compile(r"\.experts\.\d+\.")  # in the name of one expert's matrix
 # A part of such a name says that there is more to a tensor than data and scales.
 FURTHER = (
@@ -386,9 +387,11 @@ def check_convention(convention: str) -> None:
         raise ValueError(f"convention={convention!r}: expected one of {', '.join(CONVENTIONS)}")
 
 
-def why_no_stack(convention: str) -> str:
-    """The word that loaders of a convention know no stacks of experts, or "" where they do."""
-    return f"loaders of {convention} do not support stacks" if convention in BY_LAYER else ""
+def why_unknown(ndim: int, convention: str) -> str:
+    """The word that loaders of a convention know no stacks of experts, or nothing else; "" where they know both."""
+    if convention in BY_LAYER and ndim > 2:
+        return f"loaders of {convention} do not support stacks"
+    return f"loaders of {convention} support stacks of experts only" if convention in BY_STACK and ndim != 3 else ""
 
 
 def caution(name: str, format: Format, convention: str | None) -> str:

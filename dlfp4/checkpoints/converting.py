@@ -110,7 +110,8 @@ def convert_model(
     list of Outcome
         One per tensor. `format` is that of a quantized tensor, "" for others; where it is not the one that the tensor
         had, `reason` says how many of its blocks are exact, and the largest error of the others. It also says where
-        the convention's loaders know no stacks of experts, and, to and from GGUF, what became of the name.
+        the convention's loaders know no stacks of experts, or nothing else, and, to and from GGUF, what became of the
+        name.
 
     Raises
     ------
@@ -310,8 +311,7 @@ def renewed(name: str, x: ScaledTensor, convention: str, changes: Mapping[str, s
     outcome = Outcome(name, x.shape, x.format.name, x.format.name, x.nbytes, x.nbytes, math.nan, word, *told)
     if convention == OWN:
         return x, outcome
-    if len(x.shape) > 2:
-        outcome = replace(outcome, reason=conventions.why_no_stack(convention))
+    outcome = replace(outcome, reason=conventions.why_unknown(len(x.shape), convention) or outcome.reason)
     x = x.with_scale_layout("linear")  # conventions lay scales out themselves
     other = changes.get(x.format.name)
     if other is not None and (x.ndim == 2 or x.format.has_integers):

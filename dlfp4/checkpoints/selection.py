@@ -24,7 +24,7 @@ from dlfp4.checkpoints.conventions import (
     check_mapping,
     find_spelling,
     scales_shape,
-    why_no_stack,
+    why_unknown,
 )
 from dlfp4.checkpoints.names import fused_with, last, listed, module_of
 from dlfp4.checkpoints.roles import FLAG, Model
@@ -315,10 +315,9 @@ def look_for(choice: Choice, ndim: int, convention: str | None, names_stacks: bo
 
 def why_unloadable(choice: Choice, ndim: int, convention: str, names_stacks: bool) -> str:
     """Why loaders of the convention would leave the values of a tensor to chance; "" where they do not."""
-    if convention == GPT_OSS:
-        return "" if ndim == 3 else f"{GPT_OSS} quantizes experts only"
-    if ndim == 3:
-        return "" if names_stacks else why_no_stack(convention)
+    unknown = why_unknown(ndim, convention)
+    if unknown or ndim == 3:
+        return "" if names_stacks and ndim == 3 else unknown
     if choice.axis == -2 and convention not in TURNING:
         return f"stored as (in, out), which loaders of {convention} do not expect"
     if module_of(choice.name) and last(choice.name) != "weight":

@@ -563,6 +563,17 @@ def test_deepseek_has_blocks_in_all_matrices_or_in_none(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("convention", "format"), [("gpt-oss", "mxfp4"), ("llama-4", "nvfp4")])
+def test_layers_that_loaders_do_not_know_are_said(tmp_path, convention, format):
+    checkpoints.save(tmp_path / "a", tensors_of(format), convention="modelopt")
+    reasons = {each.name: each.reason for each in checkpoints.convert_model(tmp_path / "a", tmp_path / "b", convention)}
+    assert reasons == {
+        UPPER: f"loaders of {convention} support stacks of experts only",
+        STACK: "",
+        "norm.weight": "",
+    }
+
+
 @pytest.mark.parametrize(("convention", "said"), [("compressed-tensors", True), ("modelopt", False), ("dlfp4", False)])
 def test_stacks_that_loaders_do_not_know_are_said(tmp_path, convention, said):
     checkpoints.save(tmp_path / "a", tensors_of("mxfp4"), convention="gpt-oss")

@@ -414,6 +414,19 @@ def test_gpt_oss_has_quantized_experts_alone(tmp_path):
     assert {outcome.name: outcome.format for outcome in outcomes} == {experts: "", query: "mxfp4"}
 
 
+def test_llama_4_has_quantized_experts_alone(tmp_path):
+    experts, query = "layers.0.feed_forward.experts.down_proj", "layers.0.self_attn.q_proj.weight"
+    checkpoints.save(tmp_path / "a", {experts: np.ones((2, 128, 64), "f4"), query: np.ones((64, 64), "f4")})
+    for options, quantized in (({}, experts), ({"include": "q_proj"}, query)):
+        outcomes = checkpoints.quantize_model(
+            tmp_path / "a", tmp_path / "b", "nvfp4", convention="llama-4", axis=-2, **options
+        )
+        assert [outcome.name for outcome in outcomes if outcome.format] == [quantized]
+        if not options:
+            (kept,) = (outcome.reason for outcome in outcomes if not outcome.format)
+            assert kept == "loaders of llama-4 support stacks of experts only; include names it"
+
+
 @pytest.mark.parametrize(
     ("format", "recipe"),
     [
