@@ -18,7 +18,7 @@ import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4.checkpoints import configs, conventions, folders, joining, models
 from dlfp4.checkpoints.conventions import find_joins, find_unscaled, scales_shape
-from dlfp4.checkpoints.models import Files, ModelPath
+from dlfp4.checkpoints.models import ModelPath
 from dlfp4.checkpoints.names import Beginnings, fused_with, is_part, last, listed, module_of
 from dlfp4.checkpoints.roles import holds_codes
 from dlfp4.formats import Format
@@ -195,7 +195,7 @@ def inspect(path: ModelPath | bytes | bytearray | memoryview) -> Findings:
     ('modelopt', '1x16 and the tensor', ())
     """
     shards = models.read(path)
-    method = "" if isinstance(path, bytes | bytearray | memoryview) else method_of(models.find(path))
+    method = "" if isinstance(path, bytes | bytearray | memoryview) else method_of(path)
     own: dict[str, Any] = {}
     found: dict[str, Any] = {}
     marks: dict[str, str] = {}
@@ -230,9 +230,16 @@ def look_at(name: str, q: ScaledTensor, row: Row, nbytes: int, alike: tuple[str,
 METHODS = {"fp8": "deepseek", "mxfp4": "gpt-oss", "gpt_oss_mxfp4": "gpt-oss"}
 
 
-def method_of(files: Files) -> str:
+def method_of(path: ModelPath) -> str:
     """The convention that the configuration beside the files names; "" where there is none."""
-    found = configs.find_method(folders.read_config(files), files.folder)
+    files = models.find(path)
+    try:
+        config = folders.read_config(files)
+    except (OSError, ValueError):
+        if models.is_folder(path):
+            raise
+        config = None  # beside a single file there may be one of something else
+    found = configs.find_method(config, files.folder)
     return METHODS.get(found[1], found[1]) if found else ""
 
 

@@ -165,9 +165,10 @@ CONFIGS = ("config.json", "quantize_config.json")
 
 def unreadable(shards: Iterable[Shard]) -> tuple[str, ...]:
     """The conventions whose names the files have and whose rules they do not follow, by the configuration beside them:
-    GPTQ of version 2 stores zero points as they are.
+    GPTQ of version 2 stores zero points as they are. Beside other files it does not matter, and need not be JSON.
     """
-    for folder in {Path(shard.path).parent for shard in shards if shard.path}:
+    packed = [shard for shard in shards if any(name.endswith(".qweight") for name in shard.tensors)]
+    for folder in {Path(shard.path).parent for shard in packed if shard.path}:
         for path in filter(Path.is_file, (folder / name for name in CONFIGS)):
             content = models.read_json(path)
             section = content.get("quantization_config", content)

@@ -273,6 +273,26 @@ def test_files_that_are_none_and_bytes(tmp_path, look):
         inspect(content)
 
 
+@pytest.mark.parametrize("content", [None, "// none\n{}", "[]", "null", '{"a": 1, "a": 2}'])
+def test_a_file_beside_something_else_that_is_called_config(tmp_path, content):
+    """None: a folder. A model's own configuration has to be readable, and so has that of GPTQ, which tells versions."""
+    path, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    checkpoints.save(path, {DOWN: quantized()}, convention="modelopt")
+    config.mkdir() if content is None else config.write_text(content)
+    assert inspect(path).convention == "modelopt"
+    assert checkpoints.load(path).keys() == checkpoints.load(tmp_path).keys() == {DOWN}
+    if content is None:
+        with pytest.raises(IsADirectoryError):
+            inspect(tmp_path)
+        return
+    with pytest.raises(ValueError, match=r"config\.json is "):
+        inspect(tmp_path)
+    checkpoints.save(path, {DOWN: quantized("uint4_g64")}, convention="gptq")
+    for look in (checkpoints.load, inspect):
+        with pytest.raises(ValueError, match=r"config\.json is "):
+            look(path)
+
+
 def test_modelopts_own_file_names_it_too(tmp_path, look):
     """Its exporter has not always said it in config.json."""
     (tmp_path / "config.json").write_text("{}")
