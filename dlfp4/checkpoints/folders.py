@@ -420,5 +420,6 @@ def read_config(files: Files) -> dict[str, Any] | None:
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 2) -> None:
     """Write a file of JSON, whole or not at all."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
     with replacing(path) as file:
-        file.write((json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
+        file.write(text.encode(errors="backslashreplace"))  # lone surrogates, which become JSON's own escapes

@@ -185,9 +185,10 @@ def write(
     ------
     ValueError
         GGUF has no type of a tensor, or not as many dimensions, or its name is too long, or is that of another's global
-        scale.
+        scale; UTF-8 does not hold a name.
     """
     library = package()
+    check_text(f"the architecture is {shown(architecture)}", architecture)
     check_scale_names(tensors)
     planned = [each for name, x in tensors.items() for each in entries_of(library, name, x)]
     with replacing(path, size=sum(size for _, _, _, size, *_ in planned)) as file:

@@ -414,6 +414,19 @@ def test_gpt_oss_has_quantized_experts_alone(tmp_path):
     assert {outcome.name: outcome.format for outcome in outcomes} == {experts: "", query: "mxfp4"}
 
 
+def test_a_configuration_with_what_utf8_does_not_hold(model, target):
+    """JSON escapes it, as it was in the file that it came from."""
+    config = {"model_type": "\ud800", "name": "Größe \\\udfff"}
+    (model / "config.json").write_text(json.dumps(config))
+    checkpoints.quantize_model(model, target, "mxfp4")
+    written = (target / "config.json").read_bytes()
+    assert json.loads(written) == config
+    assert "Größe".encode() in written
+    pytest.importorskip("gguf")
+    with pytest.raises(ValueError, match=r"^the architecture is '\\ud800', and has a character that UTF"):
+        checkpoints.convert_model(target, target.with_suffix(".gguf"), "gguf")
+
+
 def test_llama_4_has_quantized_experts_alone(tmp_path):
     experts, query = "layers.0.feed_forward.experts.down_proj", "layers.0.self_attn.q_proj.weight"
     checkpoints.save(tmp_path / "a", {experts: np.ones((2, 128, 64), "f4"), query: np.ones((64, 64), "f4")})
