@@ -362,7 +362,7 @@ def check(name: str, x: Tensor | ScaledTensor, convention: str) -> None:
     """ValueError where a convention does not hold a tensor, which it names."""
     if convention not in (OWN, GGUF):
         conventions.split_parts({name: x}, convention)
-    elif convention == GGUF and isinstance(x, ScaledTensor):
+    elif convention == GGUF:
         with errors_of(name):
             gguf_files.check(x)
 

@@ -23,7 +23,7 @@ from dlfp4._core import _refuse_hadamard
 from dlfp4.checkpoints.ggml import BLOCKS, block_of, count_blocks, from_ggml, to_ggml
 from dlfp4.checkpoints.gguf_headers import MOST_DIMS, check_header
 from dlfp4.checkpoints.safetensors import check_text
-from dlfp4.extents import count_elements
+from dlfp4.extents import bounded_product, count_elements
 from dlfp4.files import OPEN, open_file, replacing
 from dlfp4.parsing import brief, shown
 
@@ -35,6 +35,7 @@ PLAIN = {
 }  # fmt: skip
 UNITS = ("F32", "F16", "BF16")  # types of global scales, which float32 holds
 LONGEST = 63  # bytes of a name
+MOST_ARRAY = (1 << 63) - 1  # bytes that the other extents of an empty array of NumPy take
 
 
 def package() -> Any:
@@ -151,7 +152,15 @@ def one_or_each(units: Array, shape: tuple[int, ...]) -> Any:
 # ---- Writing
 
 
-def check(q: ScaledTensor) -> None:
+def check(x: Tensor | ScaledTensor) -> None:
+    """ValueError where the package writes no such tensor, or reads it no more."""
+    if isinstance(x, ScaledTensor):
+        check_blocks(x)
+    elif bounded_product(filter(None, x.shape)) * x.dtype.itemsize > MOST_ARRAY:
+        raise ValueError(f"it is empty, and of shape {x.shape} NumPy, by which GGUF files are read, has no arrays")
+
+
+def check_blocks(q: ScaledTensor) -> None:
     """ValueError where ggml has no blocks of a tensor."""
     count_blocks(q.shape, block_of(q.format.name), q.format.name)
     _refuse_hadamard(q, "ggml")

@@ -110,7 +110,7 @@ class Naming:
         new, said = self.names[name], f"named as {self.side} has it"
         if new == name:
             return name, x, f"{said}, {'stacked' if self.side == LLAMA_CPP else 'from a stack'}"
-        if name in self.heads:
+        if name in self.heads and 0 not in x.shape:  # which might have more rows than memory
             order = interleaved(x.shape[0], self.heads[name])
             x, said = take_rows(x, order if self.side == LLAMA_CPP else np.argsort(order)), f"{said}, rows permuted"
         if isinstance(x, ScaledTensor):

@@ -99,7 +99,7 @@ def stored_offsets(q: ScaledTensor, part: Tensor) -> Tensor:
 def described_scale(scale: Tensor) -> dict[str, Any]:
     """The numbers of an encode scale, exactly; infinity and NaN are no JSON."""
     numbers = scale.to_device("cpu").to_numpy()
-    return {"shape": list(numbers.shape), "values": [float(number).hex() for number in numbers.flat]}
+    return {"shape": list(numbers.shape), "values": [number.hex() for number in numbers.reshape(-1).tolist()]}
 
 
 def parse_scale(fields: Any) -> npt.NDArray[np.float32]:

@@ -217,6 +217,17 @@ def test_global_scales_of_many_dimensions(tmp_path):
             checkpoints.load(tmp_path / "x")
 
 
+@pytest.mark.parametrize("ndim", [33, 61, 64])
+def test_encode_scales_of_many_dimensions_are_saved(tmp_path, ndim):
+    """NumPy's arrays have at most 64, but not all that it does with them."""
+    q = dlfp4.quantize(np.ones((4, 32), np.float32), "nvfp4")
+    parts = checkpoints.split_parts({"w": q}, "compressed-tensors")
+    parts["w_global_scale"] = parts["w_global_scale"].reshape((1,) * ndim)
+    checkpoints.save(tmp_path / "x", parts)
+    checkpoints.save(tmp_path / "y", checkpoints.load(tmp_path / "x"))
+    assert checkpoints.load(tmp_path / "y")["w"].encode_scale.shape == (1,) * ndim
+
+
 MANY = 66  # dimensions; NumPy's arrays have at most 64
 
 
@@ -308,6 +319,21 @@ def test_empty_weights_beyond_memory_are_kept(tmp_path, extent, format):
     assert all(bool(each.format) == (extent == 2**59) for each in outcomes), outcomes
     assert extent == 2**59 or all("NumPy has no arrays" in each.reason for each in outcomes)
     assert checkpoints.load(tmp_path / "y").keys() == shapes.keys()
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62], [2**62, 0], [0, 2**63 - 1]])
+def test_empty_tensors_beyond_memory_and_gguf(tmp_path, shape):
+    pytest.importorskip("gguf")
+    for code, readable in (("F32", False), ("BF16", False), ("I8", True)):
+        entry = {"dtype": code, "shape": shape, "data_offsets": [0, 0]}
+        (tmp_path / "x").write_bytes(file_of(json.dumps({"w": entry}).encode()))
+        if readable:
+            checkpoints.convert_model(tmp_path / "x", tmp_path / "y.gguf", "gguf")
+            checkpoints.convert_model(tmp_path / "y.gguf", tmp_path / "z", "dlfp4")
+            assert checkpoints.load(tmp_path / "z")["w"].shape == tuple(shape)
+            continue
+        with pytest.raises(ValueError, match=r"x: w: it is empty, and of shape .* NumPy, by which GGUF files are read"):
+            checkpoints.convert_model(tmp_path / "x", tmp_path / "y.gguf", "gguf")
 
 
 # ---- Work in proportion to the file

@@ -134,6 +134,19 @@ def test_a_tensor_without_a_name_of_llama_cpp_s_keeps_its_own(tmp_path):
     assert {"model.extra.weight", "blk.0.attn_q.weight"} <= names
 
 
+@pytest.mark.parametrize("format", ["", "mxfp4"])
+def test_rows_of_nothing_are_not_counted(tmp_path, format):
+    """There may be more of them than memory holds."""
+    write_model(tmp_path / "made", CONFIG, "mxfp4")
+    name, empty = "model.layers.0.self_attn.q_proj.weight", np.zeros((2**40, 0), np.float32)
+    tensors = checkpoints.load(tmp_path / "made") | {name: dlfp4.quantize(empty, format) if format else empty}
+    checkpoints.save(tmp_path / "made" / "model.safetensors", tensors)
+    outcomes = checkpoints.convert_model(tmp_path / "made", tmp_path / "a.gguf", "gguf")
+    assert {each.name: each.reason for each in outcomes}[name] == "named as llama.cpp has it"
+    checkpoints.convert_model(tmp_path / "a.gguf", tmp_path / "back", "dlfp4")
+    assert checkpoints.load(tmp_path / "back")[name].shape == (2**40, 0)
+
+
 def test_a_name_that_is_taken_is_not_given_twice(tmp_path):
     given = write_model(tmp_path / "made", CONFIG, extra=["output_norm.weight"])
     outcomes = checkpoints.convert_model(tmp_path / "made", tmp_path / "a.gguf", "gguf")
