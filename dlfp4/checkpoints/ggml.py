@@ -70,7 +70,7 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     Raises
     ------
     ValueError
-        ggml has no blocks of the format, or the number of bytes does not fit `shape`.
+        ggml has no blocks of the format, the number of bytes does not fit `shape`, or an extent is negative.
     TypeError
         `blocks` are not uint8, or `shape` is not a tuple of integers.
     """
@@ -136,11 +136,14 @@ def block_of(format: str) -> Block:
 
 
 def as_extents(shape: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """A shape as Python's integers; TypeError where it is none."""
+    """A shape as Python's integers; TypeError where it is none, ValueError where some are negative."""
     try:
-        return tuple(map(operator.index, shape))
+        extents = tuple(map(operator.index, shape))
     except TypeError:
         raise TypeError(f"shape={shape!r} is not a tuple of integers") from None
+    if min(extents, default=0) < 0:
+        raise ValueError(f"shape={extents}: expected extents from 0")
+    return extents
 
 
 def count_blocks(shape: tuple[int, ...], block: Block, format: str) -> int:

@@ -116,6 +116,11 @@ def test_memory_of_others():
         ),
         (np.zeros(18, np.uint8), "nvfp4", (32,), ValueError, "blocks of nvfp4 need a last axis in multiples of 64"),
         (np.zeros(17, np.uint8), "mxfp4", (), ValueError, r"shape \(\)"),
+        *(
+            (np.zeros(size, np.uint8), format, shape, ValueError, r"^shape=\(.*-.*\): expected extents from 0$")
+            for size, shape in ((0, (-1, 32)), (0, (0, -64)), (0, (-1, 0)), (17, (-1, -32)), (36, (-1, -64)))
+            for format in BLOCKS
+        ),
     ],
 )
 def test_blocks_that_do_not_fit(blocks, format, shape, error, message):
