@@ -92,12 +92,19 @@ def read_bytes(content: bytes | bytearray | memoryview) -> tuple[dict[str, Tenso
     Raises
     ------
     ValueError
-        The bytes are not a safetensors file, or are damaged.
+        The bytes are not a safetensors file, or are damaged, or do not lie one after another.
     """
-    memory = memoryview(content).cast("B")
-    if len(memory) < LENGTH:
-        raise ValueError(f"the bytes are not a safetensors file: {len(memory)} of them, expected at least {LENGTH}")
-    return make_views(memory, "the bytes")
+    view = memoryview(content)
+    if view.nbytes < LENGTH:
+        raise ValueError(f"the bytes are not a safetensors file: {view.nbytes} of them, expected at least {LENGTH}")
+    try:
+        memory = view.cast("B")
+    except TypeError as error:
+        raise ValueError(
+            f"the bytes of the memoryview of shape {view.shape} and strides {view.strides} do not lie one after "
+            f"another, as those of a file do; give bytes(view)"
+        ) from error
+    return make_views(memory, "the content")
 
 
 def make_views(memory: mmap.mmap | memoryview, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -102,8 +102,25 @@ def test_bytes(tmp_path):
         np.testing.assert_array_equal(loaded["q"].dequantize().to_numpy(), q.dequantize().to_numpy())
         assert loaded["bias"].tolist() == [0, 1, 2]
     for bad in (b"", content[:-1], content + b"\0", b"\xff" * 16):
-        with pytest.raises(ValueError, match=r"the bytes (are|is) not a safetensors file"):
+        with pytest.raises(ValueError, match=r"^the (bytes are|content is) not a safetensors file"):
             checkpoints.load(bad)
+
+
+def test_memoryviews(tmp_path):
+    checkpoints.save(tmp_path / "model.safetensors", {"bias": np.arange(3)})
+    octets = np.frombuffer((tmp_path / "model.safetensors").read_bytes(), np.uint8)
+    whole = {"lines": octets.reshape(-1, 8), "words": octets.view("=u8")}
+    for name, array in whole.items():
+        assert checkpoints.load(memoryview(array))["bias"].tolist() == [0, 1, 2], name
+    doubled = memoryview(np.repeat(octets, 2))[::2]
+    for view in (doubled, memoryview(octets.reshape(-1, 8).T)):
+        for call in (checkpoints.load, checkpoints.inspect):
+            with pytest.raises(ValueError, match=r"memoryview of shape .* do not lie one after another.*; give bytes"):
+                call(view)
+    assert checkpoints.load(bytes(doubled))["bias"].tolist() == [0, 1, 2]
+    for view in (doubled[:0], memoryview(np.zeros((0, 3), np.uint8))):
+        with pytest.raises(ValueError, match=r"^the bytes are not a safetensors file: 0 of them"):
+            checkpoints.load(view)
 
 
 def test_files_of_save_come_back_from_a_folder(tmp_path):
