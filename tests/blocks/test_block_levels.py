@@ -19,7 +19,7 @@ import numpy as np
 import dlfp4
 import reference
 from dlfp4.formats import RECIPES as NAMED
-from reference import native_cast, raw_bytes
+from reference import native_cast, parts_of, raw_bytes
 
 dlfp4.set_num_threads(1)
 NAMES = list(dlfp4.formats())
@@ -63,8 +63,8 @@ def digest(name, dtype, axis, recipe):
         for ways in inputs(shape, dtype):
             view = ways[next(TURNS) % 4]
             for q in dlfp4.quantize(view, name, axis=axis, recipe=recipe, pad=True):
-                for part in (q.data, q.scales, q.global_scale, q.zero_points):
-                    found.update(raw_bytes(part) if part is not None else b"")
+                for part in parts_of(q):
+                    found.update(raw_bytes(part))
                 found.update(raw_bytes(q.dequantize(TARGETS[next(TURNS) % 3])))
     return found.hexdigest()
 

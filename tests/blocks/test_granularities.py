@@ -14,7 +14,7 @@ from ..products.test_matmul import wide
 from ..support import block_reference as reference
 from ..support import capsules
 from ..support.block_reference import FORMATS, FP8, INPUTS, LINES, WHOLE, make, same
-from ..support.reference import native_cast, raw_bytes
+from ..support.reference import native_cast, parts_of, raw_bytes
 
 F = np.float32
 FLOATS = ["float32", "bfloat16", "float16"]
@@ -23,8 +23,7 @@ ROWS, MATRICES = dlfp4.Recipe(global_scale_per="row"), dlfp4.Recipe(global_scale
 
 
 def parts(q):
-    found = (q.data, q.scales, q.global_scale)
-    return [(part.shape, part.dtype.name, raw_bytes(part)) for part in found if part is not None]
+    return [(part.shape, part.dtype.name, raw_bytes(part)) for part in parts_of(q)]
 
 
 # ---- types of scales -----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dlfp4 import checkpoints
 
 from ..support.block_reference import FORMATS, INPUTS, divides, make
 from ..support.levels import CODEC_LEVELS, run_at
+from ..support.reference import parts_of
 
 pytestmark = pytest.mark.arithmetic
 
@@ -49,8 +50,7 @@ def transform_back(y, signs=SIGNS, axis=-1):
 
 
 def octets(q):
-    return [part.copy().reshape(-1).view("uint8").to_numpy().tobytes()
-            for part in (q.data, q.scales, q.global_scale) if part is not None]  # fmt: skip
+    return [part.copy().reshape(-1).view("uint8").to_numpy().tobytes() for part in parts_of(q)]
 
 
 def test_the_reference_is_the_matrix():

@@ -28,7 +28,7 @@ from ..support.block_reference import (
     same,
 )
 from ..support.capsules import Made, framework
-from ..support.reference import BITS, native_cast, raw_bytes, unpacked_codes
+from ..support.reference import BITS, native_cast, parts_of, raw_bytes, unpacked_codes
 
 F = np.float32
 FLOATS = ["float32", "bfloat16", "float16"]
@@ -223,11 +223,6 @@ def test_rows_of_out_in_records(first, length):
 # ---- one piece of memory -------------------------------------------------------------------------------------------
 
 
-def parts_of(q):
-    assert (q.global_scale is not None) == (q.format in TWO_LEVEL)
-    return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
-
-
 @pytest.mark.parametrize("rows", [0, 1, 3, 37])
 @pytest.mark.parametrize("name", FORMATS)
 def test_parts_lie_apart(name, rows):
@@ -256,7 +251,7 @@ def test_no_truth_value_and_no_membership():
 def test_a_part_outlives_its_tensor(name, rows):
     """And the other parts: the memory of all of them is in use as long as one is."""
     x = make("normal", (rows, 200))
-    for number in range(3 if name in TWO_LEVEL else 2):
+    for number in range(len(parts_of(dlfp4.quantize(x, name, pad=True)))):
         q = dlfp4.quantize(x, name, pad=True)
         part = parts_of(q)[number]
         expected = raw_bytes(part)

@@ -536,7 +536,7 @@ TO_EACH = """
 import hashlib, json
 import numpy as np
 import dlfp4
-from reference import raw_bytes
+from reference import parts_of, raw_bytes
 
 rng = np.random.default_rng(1)
 x = rng.standard_normal((70, 160)).astype(np.float32) * np.ldexp(np.float32(1), rng.integers(-9, 9, (70, 1)))
@@ -544,8 +544,8 @@ x[3, :40], x[5, 7] = 0, 3e38
 
 def digest(q):
     found = hashlib.sha256(repr(q.receipt).encode())
-    for part in (q.data, q.scales, q.global_scale, q.zero_points):
-        found.update(raw_bytes(part) if part is not None else b"")
+    for part in parts_of(q):
+        found.update(raw_bytes(part))
     return found.hexdigest()
 
 print(dlfp4.cpu_isa())

@@ -13,7 +13,8 @@ import dlfp4
 from dlfp4 import checkpoints
 from dlfp4.checkpoints import safetensors
 
-from ..support.files import make_file, octets, parts, values
+from ..support.files import make_file, octets, values
+from ..support.reference import parts_of
 
 LAYOUTS = ["linear", "128x4", "8x4", "aiter"]
 SHAPES = [(64, 256), (2, 32, 128), (256,), (4, 40), (0, 64)]
@@ -24,7 +25,7 @@ def assert_same(q, expected):
     assert (q.format, q.shape, q.axis, q.scale_layout) == (
         expected.format, expected.shape, expected.axis, expected.scale_layout
     )  # fmt: skip
-    for part, wanted in zip(parts(q), parts(expected), strict=True):
+    for part, wanted in zip(parts_of(q), parts_of(expected), strict=True):
         assert (part.dtype, part.shape) == (wanted.dtype, wanted.shape)
         assert octets(part) == octets(wanted)
     np.testing.assert_array_equal(q.dequantize().to_numpy(), expected.dequantize().to_numpy())
@@ -205,7 +206,7 @@ def test_loading_maps_the_file(path):
     loaded = checkpoints.load(path)
     ranges = mapped(path)
     assert len(ranges) == 1
-    for tensor in (*parts(loaded["q"]), loaded["x"], loaded["b"]):
+    for tensor in (*parts_of(loaded["q"]), loaded["x"], loaded["b"]):
         assert lies_in(tensor, ranges)
         assert not tensor.readonly
     del loaded, tensor
@@ -438,12 +439,12 @@ def test_pytorch_reads_our_files(path):
     for name, tensor in loaded.items():
         assert tensor.reshape(-1).view(torch.uint8).numpy().tobytes() == octets(own[name])
     for name, q in saved.items():
-        parts_of = {
+        parts = {
             "data": loaded[name],
             "scales": loaded[f"{name}_scale"],
             "global_scale": loaded.get(f"{name}_scale_2"),
         }
-        assert_same(dlfp4.ScaledTensor.from_parts(**parts_of, format=q.format), q)
+        assert_same(dlfp4.ScaledTensor.from_parts(**parts, format=q.format), q)
 
 
 def test_we_read_the_files_of_pytorch(path):

@@ -30,7 +30,7 @@ def to_bytes(x):
 
 
 def parts(q):
-    return [to_bytes(part) for part in (q.data, q.scales, q.global_scale, q.zero_points)]
+    return [to_bytes(part) for part in (q.data, q.scales, q.global_scale, q.zero_points, q.biases)]
 
 
 def same(q, expected):

@@ -13,6 +13,7 @@ import pytest
 import dlfp4
 
 from ..support.capsules import framework
+from ..support.reference import parts_of
 
 torch = framework("torch")
 jax = pytest.importorskip("jax")
@@ -118,8 +119,7 @@ def to_bytes(found):
     if isinstance(found, (dj.ScaledArray, dt.ScaledTensor)):
         found = dlfp4.asarray(found)
     if isinstance(found, dlfp4.ScaledTensor):
-        parts = (found.data, found.scales, found.global_scale)
-        return found.format.name, found.axis, found.shape, [None if part is None else to_bytes(part) for part in parts]
+        return found.format.name, found.axis, found.shape, [to_bytes(part) for part in parts_of(found)]
     array = np.asarray(dlfp4.asarray(found).to_numpy())
     return array.dtype.name, array.shape, np.ascontiguousarray(array).tobytes()
 

@@ -13,7 +13,7 @@ import dlfp4
 from dlfp4 import TensorProto
 
 from ..support.capsules import DTYPES, Made, Managed, framework, random_array, run_python
-from ..support.reference import raw_bytes
+from ..support.reference import parts_of, raw_bytes
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 SHAPES = [(3, 5), (2, 4, 16), (7,), (), (0, 3), (1, 0, 2)]
@@ -56,10 +56,6 @@ def quantized():
     yield dlfp4.quantize(x[:, :3, :50], "mxfp4", pad=True, scale_layout="aiter", recipe="rocm")
     yield dlfp4.quantize(x, "nvfp4", axis=-2, scale_layout="8x4")
     yield dlfp4.quantize(x[0], "mxfp8_e4m3").mT  # strided parts
-
-
-def parts_of(q):
-    return [part for part in (q.data, q.scales, q.global_scale, q.zero_points) if part is not None]
 
 
 # ---- Tensor

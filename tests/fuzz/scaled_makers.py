@@ -5,6 +5,7 @@ import math
 import makers
 import ml_dtypes
 import numpy as np
+from reference import parts_of
 
 import dlfp4
 
@@ -134,11 +135,6 @@ def described(q):
     """A tensor as arguments: format, axis, layout, parts."""
     offsets = q.zero_points if q.zero_points is not None else q.biases
     return q.format.name, q.axis, q.scale_layout, q.data, q.scales, q.global_scale, offsets
-
-
-def parts_of(q):
-    """What quantizing writes."""
-    return [part for part in (q.data, q.scales, q.global_scale, q.zero_points) if part is not None]
 
 
 def call_of_tvm_ffi(rng):

@@ -7,7 +7,7 @@ import pytest
 import dlfp4
 
 from ..products.test_matmul import assert_product, values, wide
-from ..support.reference import host_bytes, native_cast
+from ..support.reference import host_bytes, native_cast, parts_of
 from .test_cuda_dots import assert_product as assert_dot
 from .test_cuda_dots import on_cuda
 
@@ -38,15 +38,14 @@ def uneven(shape, source, seed=3):
     return native_cast(x.astype(np.float32), source)
 
 
-def parts_of(q):
-    parts = (q.data, q.scales, q.global_scale)
-    return [(part.shape, part.dtype.name, host_bytes(part)) for part in parts if part is not None]
+def bytes_of(q):
+    return [(part.shape, part.dtype.name, host_bytes(part)) for part in parts_of(q)]
 
 
 def assert_like_the_host(x, name, view=lambda x: x, **options):
     device, host = view(dlfp4.asarray(x).to_device(CUDA)), np.ascontiguousarray(view(x))
     ours, theirs = (dlfp4.quantize(t, name, pad=True, **options) for t in (device, host))
-    assert parts_of(ours) == parts_of(theirs)
+    assert bytes_of(ours) == bytes_of(theirs)
     for dtype in SOURCES:
         assert host_bytes(ours.dequantize(dtype)) == host_bytes(theirs.dequantize(dtype)), dtype
     return ours, theirs
@@ -84,7 +83,7 @@ def test_four_over_six(axis, errors, source):
                 for t in (dlfp4.asarray(x).to_device(CUDA), x)
             )
             for one, other in zip(*((q if isinstance(q, tuple) else (q,)) for q in (ours, theirs)), strict=True):
-                assert parts_of(one) == parts_of(other)
+                assert bytes_of(one) == bytes_of(other)
     rows = dlfp4.Recipe(four_over_six=errors, global_scale_per="row")
     for along in (-1, -2):
         assert_like_the_host(uneven((64, 256), source), "nvfp4", recipe=rows, axis=along)
@@ -107,7 +106,7 @@ def test_both_directions():
     for name, recipe in (("fp8_row", None), ("nvfp4", ROWS)):
         both = [dlfp4.quantize(t, name, axis=(-1, -2), recipe=recipe) for t in (dlfp4.asarray(x).to_device(CUDA), x)]
         for ours, theirs in zip(*both, strict=True):
-            assert parts_of(ours) == parts_of(theirs)
+            assert bytes_of(ours) == bytes_of(theirs)
 
 
 @pytest.mark.parametrize("layout", ["linear", "128x4"])
@@ -115,14 +114,14 @@ def test_given_scales(layout):
     x, given = uneven((130, 128), "bfloat16"), np.geomspace(1e-39, 10, 130).astype(np.float32)
     for form in (given, dlfp4.asarray(given).to_device(CUDA)):
         ours = dlfp4.quantize(dlfp4.asarray(x).to_device(CUDA), "nvfp4", global_scale=form, scale_layout=layout)
-        assert parts_of(ours) == parts_of(dlfp4.quantize(x, "nvfp4", global_scale=given, scale_layout=layout))
+        assert bytes_of(ours) == bytes_of(dlfp4.quantize(x, "nvfp4", global_scale=given, scale_layout=layout))
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_16x16"])
 def test_matrices(name):
     x, given = uneven((5, 32, 256), "bfloat16"), np.geomspace(1e-3, 10, 5).astype(np.float32)
     ours, theirs = assert_like_the_host(x, name, recipe=MATRICES)
-    assert parts_of(ours[3]) == parts_of(theirs[3])
+    assert bytes_of(ours[3]) == bytes_of(theirs[3])
     assert_like_the_host(x, name, recipe=MATRICES, scale_layout="128x4")
     assert_like_the_host(x, name, global_scale=given)
     stochastic = dlfp4.Recipe(rounding="stochastic", global_scale_per="matrix")

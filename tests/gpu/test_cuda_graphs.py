@@ -13,7 +13,7 @@ import pytest
 
 import dlfp4
 
-from ..support.reference import host_bytes
+from ..support.reference import host_bytes, parts_of
 
 pytestmark = pytest.mark.gpu
 
@@ -23,8 +23,8 @@ ROWS = dlfp4.Recipe(global_scale_per="row")
 
 
 def all_bytes(result):
-    parts = (result.data, result.scales, result.global_scale) if isinstance(result, dlfp4.ScaledTensor) else (result,)
-    return [host_bytes(part) for part in parts if part is not None]
+    parts = parts_of(result) if isinstance(result, dlfp4.ScaledTensor) else [result]
+    return [host_bytes(part) for part in parts]
 
 
 def capture(torch, work, stream=None):

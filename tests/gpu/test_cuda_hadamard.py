@@ -6,7 +6,7 @@ import pytest
 import dlfp4
 
 from ..support.reference import host_bytes
-from .test_cuda_formats import CUDA, magnitudes_of_all_kinds, parts_of
+from .test_cuda_formats import CUDA, bytes_of, magnitudes_of_all_kinds
 
 pytestmark = pytest.mark.gpu
 
@@ -18,7 +18,7 @@ def test_zeros_that_complete_blocks(name):
         ours, theirs = (
             dlfp4.quantize(t, name, axis=axis, pad=True, hadamard=9) for t in (dlfp4.asarray(x).to_device(CUDA), x)
         )
-        assert parts_of(ours) == parts_of(theirs)
+        assert bytes_of(ours) == bytes_of(theirs)
         assert host_bytes(ours.dequantize()) == host_bytes(theirs.dequantize())
 
 
@@ -29,7 +29,7 @@ def test_global_scales_of_parts(per):
         dlfp4.quantize(t, "nvfp4", recipe=dlfp4.Recipe(global_scale_per=per), hadamard=9)
         for t in (dlfp4.asarray(x).to_device(CUDA), x)
     )
-    assert parts_of(ours) == parts_of(theirs)
+    assert bytes_of(ours) == bytes_of(theirs)
     assert host_bytes(ours.dequantize()) == host_bytes(theirs.dequantize())
 
 
@@ -57,4 +57,4 @@ def test_graphs():
     x.copy_(torch.randn_like(x))
     graph.replay()
     torch.cuda.synchronize()
-    assert parts_of(q) == parts_of(dlfp4.quantize(x.cpu(), "nvfp4", hadamard=9))
+    assert bytes_of(q) == bytes_of(dlfp4.quantize(x.cpu(), "nvfp4", hadamard=9))

@@ -16,7 +16,7 @@ from dlfp4.checkpoints import join_parts, split_parts, to_ggml
 
 from ..support import reference
 from ..support.capsules import DTYPES, PADDED, Made, flushed_subnormals
-from ..support.reference import dtype_of, host_bytes, raw_bytes
+from ..support.reference import dtype_of, host_bytes, parts_of, raw_bytes
 
 pytestmark = pytest.mark.gpu
 
@@ -24,10 +24,6 @@ CUDA = "cuda:0"
 FORMATS = list(dlfp4.formats())
 SOURCES = ["float32", "bfloat16", "float16"]
 MODES = [(rounding, saturate) for rounding in [*reference.ROUNDINGS, "stochastic"] for saturate in (True, False)]
-
-
-def parts_of(q):
-    return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
 
 
 def assert_equal_parts(device, host):

@@ -14,6 +14,7 @@ from dlfp4 import _core
 from ..rules.test_layouts import LAYOUTS
 from ..support import c_api
 from ..support.capsules import DTYPES, flushed_subnormals
+from ..support.reference import parts_of
 
 pytestmark = pytest.mark.arithmetic  # no part of it depends on Python
 
@@ -28,11 +29,7 @@ def values(*shape, dtype="float32"):
 
 
 def bytes_of(q):
-    parts = q.data, q.scales, q.global_scale, q.zero_points
-    return [
-        None if part is None else part.view("uint8").to_numpy().tobytes() if part.ndim else part.item()
-        for part in parts
-    ]
+    return [part.view("uint8").to_numpy().tobytes() if part.ndim else part.item() for part in parts_of(q)]
 
 
 def blank_like(q, x):

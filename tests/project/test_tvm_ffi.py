@@ -1,5 +1,6 @@
 """The library's functions by their names in tvm-ffi: the bytes of the package's, and errors of tvm-ffi."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from dlfp4.frameworks.tvm_ffi import register_functions
 
 from ..support import c_api
 from ..support.capsules import framework
+from ..support.reference import parts_of
 
 tvm_ffi = framework("tvm_ffi")
 RNG = np.random.default_rng(5)
@@ -40,8 +42,7 @@ def parts(q):
 
 
 def bytes_of(q):
-    found = q.data, q.scales, q.global_scale
-    return [part.view("uint8").to_numpy().tobytes() if part.ndim else part.item() for part in found if part is not None]
+    return [part.view("uint8").to_numpy().tobytes() if part.ndim else part.item() for part in parts_of(q)]
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "mxfp8_e4m3", "fp8_e4m3", "uint4_g32"])
@@ -49,6 +50,9 @@ def bytes_of(q):
 def test_block_scaling(functions, name, axis):
     x = values(64, 128)
     expected, result = dlfp4.quantize(x, name, axis=axis), dlfp4.quantize(np.ones_like(x), name, axis=axis)
+    for part in parts_of(result):  # of ones some parts would be those of x
+        ctypes.memset(part.data_ptr, 1, part.nbytes)
+    assert bytes_of(result) != bytes_of(expected)
     assert functions["quantize"](there(x), *parts(result)) is None
     assert bytes_of(result) == bytes_of(expected)
     out = np.zeros_like(x)

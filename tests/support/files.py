@@ -11,10 +11,6 @@ def octets(tensor):
     return tensor.reshape(-1).view("uint8").to_numpy().tobytes()
 
 
-def parts(q):
-    return [part for part in (q.data, q.scales, q.global_scale) if part is not None]
-
-
 def values(shape, dtype="float32", seed=0):
     generator = np.random.default_rng(seed)
     return generator.normal(size=shape).astype(getattr(ml_dtypes, dtype, dtype))

@@ -234,6 +234,12 @@ def unpacked_codes(raw, bits, count):
     return np.packbits(bits_of, axis=1, bitorder="little").ravel()
 
 
+def parts_of(q):
+    """All parts of a block-scaled tensor that there are."""
+    names = ("data", "scales", "global_scale", "encode_scale", "zero_points", "biases")
+    return [part for part in (getattr(q, name) for name in names) if part is not None]
+
+
 def raw_bytes(tensor):
     """All bytes of a compact dlfp4 Tensor, spare bits included."""
     return ctypes.string_at(tensor.data_ptr, tensor.nbytes) if tensor.nbytes else b""
