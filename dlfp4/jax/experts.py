@@ -79,7 +79,7 @@ def grouped_matmul(
     ------
     ValueError, TypeError, BackendError
         As :func:`dlfp4.grouped_matmul`. Sizes and indices that are wrong raise jax.errors.JaxRuntimeError when the
-        program runs.
+        program runs, or ValueError where it succeeded before.
 
     Notes
     -----

@@ -91,7 +91,7 @@ def quantize(
     ------
     ValueError, TypeError
         As :func:`dlfp4.quantize`. A traced global scale that is not a decode scale raises
-        jax.errors.JaxRuntimeError when the program runs.
+        jax.errors.JaxRuntimeError when the program runs, or ValueError where it succeeded before.
 
     Examples
     --------

@@ -329,6 +329,9 @@ def test_a_traced_scale_that_is_none_ends_the_program():
     program = jax.jit(lambda x, scale: dj.quantize(x, "nvfp4", global_scale=scale))
     with pytest.raises(jax.errors.JaxRuntimeError, match="global_scale: a decode scale is a positive, finite float32"):
         jax.block_until_ready(program(X, -1.0))
+    jax.block_until_ready(program(X, 1.0))
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="global_scale: a decode scale is a positive"):
+        jax.block_until_ready(program(X, -1.0))
 
 
 WRONG = {"an array": np.array(["a", "b"]), "a list": ["a"], "an array of JAX": jax.numpy.ones(2), "an object": object()}

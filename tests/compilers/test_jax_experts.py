@@ -219,6 +219,19 @@ def test_what_ends_a_program():
         jax.block_until_ready(program(SIZES, INDICES + 1))
 
 
+def test_what_ends_a_program_that_ran_before():
+    """JAX calls it by another path then, which makes other exceptions."""
+    w = dj.quantize(STACK, "mxfp4")
+    program = jax.jit(lambda sizes, indices: dj.grouped_matmul(X, w.mT, sizes, indices=indices))
+    wrong = (jax.errors.JaxRuntimeError, ValueError)
+    expected = jax.block_until_ready(program(SIZES, INDICES))
+    with pytest.raises(wrong, match="group_sizes: expected numbers of rows"):
+        jax.block_until_ready(program(np.array([4, -1, 4]), INDICES))
+    with pytest.raises(wrong, match="indices: expected the numbers of tokens"):
+        jax.block_until_ready(program(SIZES, INDICES + 1))
+    assert (program(SIZES, INDICES) == expected).all()
+
+
 @pytest.mark.parametrize("x64", [False, True])
 def test_numbers_beyond_int32_end_a_program(x64):
     """JAX's own arrays have none of them without x64; NumPy's are not cut to 32 bits on the way."""
