@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dlfp4._core import ScaledTensor, Tensor, _find_format, asarray, cast, quantize
+from dlfp4._core import ScaledTensor, Tensor, _find_format, cast, quantize
 from dlfp4._core import formats as all_formats
 from dlfp4.extents import count_elements
 from dlfp4.formats import Format, Recipe, RecipeName, check_recipe, find_recipe
+from dlfp4.proto import own, own_scaled
 from dlfp4.suggest import is_one_of
 from dlfp4.tables import in_columns
 
@@ -82,7 +83,8 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     x : producer
         What was quantized.
     q : ScaledTensor or producer
-        What became of it, of the same shape: its values are compared.
+        What became of it, of the same shape: its values are compared. ScaledTensors are those of dlfp4.torch and
+        dlfp4.jax, too.
     bins : int
         How many bins the histogram has.
 
@@ -106,11 +108,12 @@ def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error
     >>> round(found.snr, 1), found.by_block.shape
     (20.3, (2, 1))
     """
-    values, decoded = numbers_of(x), numbers_of(q)
+    given = own(q)
+    values, decoded = numbers_of(x), numbers_of(given)
     check_shapes(values.shape, decoded.shape)
     check_bins(bins)
     with np.errstate(invalid="ignore", over="ignore"):  # the figures say what is not finite
-        return error_of(values, decoded, q, bins)
+        return error_of(values, decoded, given, bins)
 
 
 def check_shapes(x: tuple[int, ...], q: tuple[int, ...]) -> None:
@@ -125,7 +128,7 @@ def check_bins(bins: object) -> None:
         raise ValueError(f"bins={bins!r}; expected an integer from 1 to {MOST_BINS}")
 
 
-def error_of(values: Numbers, decoded: Numbers, q: _Elements | ScaledTensor, bins: int) -> Error:
+def error_of(values: Numbers, decoded: Numbers, q: Tensor | ScaledTensor, bins: int) -> Error:
     """The same of numbers, which are those of `q` decoded."""
     noise = values - decoded
     squares = np.square(noise)
@@ -147,10 +150,16 @@ def error_of(values: Numbers, decoded: Numbers, q: _Elements | ScaledTensor, bin
 
 def numbers_of(x: _Elements | ScaledTensor) -> Numbers:
     """Values on the host."""
-    values = x.dequantize("float32") if isinstance(x, ScaledTensor) else asarray(x)
+    values = values_of(x)
     there = values if values.device.type == "cpu" else values.to_device("cpu")
     wide = there if there.dtype.name in ("float64", "float32") else cast(there, "float32")
     return wide.to_numpy().astype(np.float64)
+
+
+def values_of(x: _Elements | ScaledTensor) -> Tensor:
+    """Values where they lie: of a quantized tensor, dlfp4's or another library's, in float32."""
+    found: Tensor | ScaledTensor = own(x)
+    return found.dequantize("float32") if isinstance(found, ScaledTensor) else found
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -197,7 +206,7 @@ def means_of_blocks(squares: Numbers, q: ScaledTensor) -> Numbers:
 # ---- The same of a sample, for files
 
 
-def signal_to_noise(x: _Elements, q: ScaledTensor) -> float:
+def signal_to_noise(x: _Elements, q: ScaledTensor | _Elements) -> float:
     """The signal-to-noise ratio of a sample, found in less time than quantizing a large tensor takes.
 
     Parameters
@@ -205,7 +214,7 @@ def signal_to_noise(x: _Elements, q: ScaledTensor) -> float:
     x : producer
         What was quantized.
     q : ScaledTensor
-        What it became, of x's shape.
+        What it became, of x's shape; one of dlfp4.torch or dlfp4.jax, too.
 
     Returns
     -------
@@ -219,13 +228,14 @@ def signal_to_noise(x: _Elements, q: ScaledTensor) -> float:
     TypeError
         `q` is not a ScaledTensor.
     """
-    if not isinstance(q, ScaledTensor):
+    quantized = own_scaled(q)
+    if not isinstance(quantized, ScaledTensor):
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, as quantize gives it")
-    given = asarray(x)
-    check_shapes(given.shape, q.shape)
+    given = values_of(x)
+    check_shapes(given.shape, quantized.shape)
     signal = noise = 0.0
     with np.errstate(invalid="ignore"):  # NaN and infinities, of which a ratio of NaN tells
-        for values, decoded in sample(given, q):
+        for values, decoded in sample(given, quantized):
             # Not `values @ values`: the threads of NumPy's BLAS would contend with those that quantize and write.
             signal, noise = signal + float(np.square(values).sum()), noise + float(np.square(values - decoded).sum())
     return decibels(signal, noise)

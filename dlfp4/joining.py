@@ -30,17 +30,20 @@ from dlfp4._core import (
 from dlfp4.extents import count_elements
 from dlfp4.formats import offset_parts
 from dlfp4.frameworks.base import SUBBYTE
+from dlfp4.proto import own_scaled
 from dlfp4.receipts import Array, Receipt, all_exact, join_lines, receipt_of, relative_errors, sum_up
 from dlfp4.show import summary
 
 if TYPE_CHECKING:
     from typing import SupportsIndex
 
+    from dlfp4._core import _Elements
+
 POWERS = range(-17, 18)  # of two, by which E4M3 scales may be moved
 MOST_UNITS = 16  # global scales of which all powers are tried
 
 
-def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> ScaledTensor:
+def concatenate(tensors: Iterable[ScaledTensor | _Elements], axis: SupportsIndex = 0) -> ScaledTensor:
     """Join block-scaled tensors along an axis without going through floats, such as gate and up into one weight.
 
     Codes and scales are copied side by side. Formats with a scale of the whole tensor get one that serves all: where
@@ -52,9 +55,9 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     Parameters
     ----------
     tensors : iterable of ScaledTensor
-        Of one format, with blocks along one axis, on one device, equal in shape but along `axis`. All but the last end
-        there where a block does. Other scale layouts become linear. Lines that have a scale each are made longer only
-        where those scales are equal.
+        Those of dlfp4.torch and dlfp4.jax, too. Of one format, with blocks along one axis, on one device, equal in
+        shape but along `axis`. All but the last end there where a block does. Other scale layouts become linear. Lines
+        that have a scale each are made longer only where those scales are equal.
     axis : int
         The axis of the tensors' shape. Blocks along -2 take stacks along the first and the last axis alone.
 
@@ -106,7 +109,7 @@ def concatenate(tensors: Iterable[ScaledTensor], axis: SupportsIndex = 0) -> Sca
     return _with_hadamard(_with_receipt(joined, receipt), given[0].hadamard)  # which codes stand for
 
 
-def stack(tensors: Iterable[ScaledTensor]) -> ScaledTensor:
+def stack(tensors: Iterable[ScaledTensor | _Elements]) -> ScaledTensor:
     """Stack block-scaled tensors along a new first axis, such as experts' weights (N, K) into (E, N, K).
 
     Parameters
@@ -166,7 +169,7 @@ def check_tensors(tensors: Iterable[Any]) -> list[ScaledTensor]:
     except TypeError:  # no iterable, or an array without dimensions
         kind = type(all_of_them).__name__
         raise TypeError(f"tensors is of type {kind}; expected several ScaledTensors, in a list") from None
-    given = list(each_of_them)
+    given = list(map(own_scaled, each_of_them))
     for each in given:
         if not isinstance(each, ScaledTensor):
             raise TypeError(

@@ -211,7 +211,7 @@ class TensorProto:
             return cls._of_scaled((x,))
         if isinstance(x, (tuple, list)):
             each = [as_described(one) for one in x]
-            return cls._of_scaled([own(one) if hasattr(one, "__dlfp4_scaled__") else one for one in each])
+            return cls._of_scaled([own_scaled(one) for one in each])
         if type(x).__name__ == "PyCapsule":
             raise TypeError("a capsule can be taken only once; describe dlfp4.from_dlpack(capsule), and use that")
         requires_grad = bool(getattr(x, "requires_grad", False))
@@ -545,6 +545,11 @@ def own(x: Any) -> Any:
     if isinstance(x, _core.ScaledTensor):
         return x
     return x.__dlfp4_share__() if hasattr(type(x), "__dlfp4_share__") else _core.asarray(x)
+
+
+def own_scaled(x: Any) -> Any:
+    """A quantized tensor of dlfp4.torch or dlfp4.jax as ours; anything else as it is."""
+    return own(x) if hasattr(x, "__dlfp4_scaled__") else x
 
 
 def as_described(x: Any) -> Any:

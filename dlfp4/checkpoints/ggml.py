@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,11 @@ import dlfp4
 from dlfp4 import ScaledTensor, Tensor
 from dlfp4._core import _refuse_hadamard
 from dlfp4.extents import count_elements
+from dlfp4.proto import own_scaled
 from dlfp4.show import summary
+
+if TYPE_CHECKING:
+    from dlfp4._core import _Elements
 
 Octets = npt.NDArray[np.uint8]
 
@@ -90,7 +94,7 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     return ScaledTensor.from_parts(packed, scales, global_scale, format=format, shape=shape)
 
 
-def to_ggml(q: ScaledTensor) -> Tensor:
+def to_ggml(q: ScaledTensor | _Elements) -> Tensor:
     """Convert a quantized tensor to ggml's blocks; the inverse of :func:`from_ggml`.
 
     A global scale has no place in the blocks: write ``q.global_scale`` to the GGUF file as the tensor ``NAME.scale``.
@@ -98,7 +102,8 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     Parameters
     ----------
     q : ScaledTensor
-        mxfp4 or nvfp4 on the host, blocks along the last axis, K a multiple of 32 (mxfp4) or 64 (nvfp4).
+        mxfp4 or nvfp4 on the host, blocks along the last axis, K a multiple of 32 (mxfp4) or 64 (nvfp4). It may be
+        one of dlfp4.torch or dlfp4.jax.
 
     Returns
     -------
@@ -112,6 +117,7 @@ def to_ggml(q: ScaledTensor) -> Tensor:
     TypeError
         `q` is not a ScaledTensor.
     """
+    q = own_scaled(q)
     if not isinstance(q, ScaledTensor):
         raise TypeError(f"q is of type {type(q).__name__}; expected a ScaledTensor, as quantize gives it")
     block = block_of(q.format.name)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dlfp4
+from dlfp4 import analysis, checkpoints
 
 from ..support.capsules import framework
 from ..support.reference import parts_of
@@ -175,3 +176,26 @@ def test_zeros_have_signs():
         for _ in range(3):
             assert to_bytes(dt.matmul(for_torch(x), for_torch(w).mT, alpha=alpha)) == expected
             assert to_bytes(jax.jit(lambda x: dj.matmul(x, for_jax(w).mT, alpha=alpha))(x)) == expected  # noqa: B023
+
+
+TAKING_QUANTIZED = {
+    "dequantize": dlfp4.dequantize,
+    "concatenate": lambda q: dlfp4.concatenate([q, q]),
+    "stack": lambda q: dlfp4.stack([q, q]),
+    "to_ggml": checkpoints.to_ggml,
+    "error": lambda q: repr(analysis.error(np.ones((4, 64)), q)),
+    "blocks of an error": lambda q: analysis.error(np.ones((4, 64)), q).by_block,
+    "error of an operand": lambda q: repr(analysis.error(q, np.ones((4, 64)))),
+    "signal_to_noise": lambda q: str(analysis.signal_to_noise(np.ones((4, 64)), q)),
+    "calibrate": lambda q: str(analysis.calibrate(q)),
+}
+
+
+@pytest.mark.parametrize("name", TAKING_QUANTIZED)
+def test_functions_that_take_the_quantized_tensors_of_all(name):
+    call = TAKING_QUANTIZED[name]
+    q = dlfp4.quantize(np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32), "nvfp4")
+    expected = call(q)
+    for other in (for_torch(q), for_jax(q)):
+        found = call(other)
+        assert found == expected if isinstance(expected, str) else to_bytes(found) == to_bytes(expected)
