@@ -34,11 +34,15 @@ def elements(x: Any, dtype: _DType | None = None, *, packed: bool = True) -> tup
     if array.dtype == named and packed:
         return TensorProto(array.shape, named), array
     if named.name not in SUBBYTE:
+        if array.dtype == named:
+            raise TypeError(f"{named} fills its bytes; pack takes types below 8 bits")
         raise TypeError(
             f"x has dtype {array.dtype}, which is not {named}; bytes can only be those of a type below 8 bits"
         )
     if array.dtype != np.uint8:
-        raise TypeError(f"x has dtype {array.dtype}; expected {named}, or bytes of a type below 8 bits as uint8")
+        expected = f"{named}, or its packed bytes as uint8" if packed else f"uint8, a code of {named} in each byte"
+        done = "; its elements are packed already" if array.dtype == named else ""
+        raise TypeError(f"x has dtype {array.dtype}; expected {expected}{done}")
     if not packed:
         return TensorProto(array.shape, named, packed=False), array
     return packed_bytes(array, named)

@@ -216,7 +216,14 @@ class ScaledArray:
         q : dlfp4.ScaledTensor
             On the host, or on a GPU that JAX sees. JAX shares compact memory that is aligned to 64 bytes, as dlfp4
             allocates it, and copies FP4 and all else. A prepared weight is restored to linear scales.
+
+        Raises
+        ------
+        TypeError
+            `q` is not a dlfp4.ScaledTensor.
         """
+        if not isinstance(q, _core.ScaledTensor):
+            raise TypeError(f"q is of type {type(q).__name__}; expected a dlfp4.ScaledTensor, from dlfp4.quantize")
         if _core._is_turned(q):
             return cls.from_tensor(q.mT).mT
         plain = q.with_scale_layout("linear") if q.scale_layout == "prepared" else q

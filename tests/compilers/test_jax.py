@@ -325,6 +325,29 @@ def test_types_that_jax_was_not_told_to_have():
         dj.unpack(np.zeros(4, np.uint8), "float32")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "named", "words"),
+    [
+        (
+            "float4_e2m1fn",
+            "float4_e2m1fn",
+            "expected uint8, a code of float4_e2m1fn in each byte; its elements are packed",
+        ),
+        ("float32", "float4_e2m1fn", "x has dtype float32; expected uint8, a code of float4_e2m1fn in each byte$"),
+        ("float32", "float32", "float32 fills its bytes; pack takes types below 8 bits"),
+    ],
+)
+def test_pack_says_what_it_takes(dtype, named, words):
+    with pytest.raises(TypeError, match=words):
+        dj.pack(jax.numpy.zeros((4, 8), dtype), named)
+
+
+@pytest.mark.parametrize("wrong", [np.ones(3), 1, dj.quantize(X, "mxfp4")])
+def test_from_tensor_takes_dlfp4s_own(wrong):
+    with pytest.raises(TypeError, match=f"q is of type {type(wrong).__name__}; expected a dlfp4.ScaledTensor"):
+        dj.ScaledArray.from_tensor(wrong)
+
+
 def test_a_traced_scale_that_is_none_ends_the_program():
     program = jax.jit(lambda x, scale: dj.quantize(x, "nvfp4", global_scale=scale))
     with pytest.raises(jax.errors.JaxRuntimeError, match="global_scale: a decode scale is a positive, finite float32"):
