@@ -19,12 +19,12 @@ from dlfp4._core import (
     _parse_dtype,
     quantize,
 )
-from dlfp4.engines.problem import FLOAT_NUMBERS, Operand, Problem
+from dlfp4.engines.problem import FLOAT_NUMBERS, Operand, Problem, has_fp4_blocks
 from dlfp4.formats import ACTIVATIONS, FLOATS
 
 if TYPE_CHECKING:
     from dlfp4._core import _DType, _Elements
-    from dlfp4.formats import Activation
+    from dlfp4.formats import Activation, Format
 
 Rotate: TypeAlias = Callable[[Operand, Operand, int | None], tuple[Operand, Operand]]
 
@@ -74,8 +74,8 @@ def check_activation(activation: Activation | None, a: Operand, b: Operand, name
     check_named(activation)
     if isinstance(a, ScaledTensor):
         raise BackendError(f"activation={activation!r} rounds floats, and {name} is quantized already; leave it out")
-    format, depth = ACTIVATIONS[activation], a.shape[-1]
-    if format is None:
+    depth = a.shape[-1]
+    if format_of(activation) is None:
         check_codes(activation, b)
         return
     if str(a.dtype) not in ROUNDED:
@@ -83,12 +83,38 @@ def check_activation(activation: Activation | None, a: Operand, b: Operand, name
             f"activation={activation!r} rounds floats, and {name} has dtype {a.dtype}; expected one of "
             f"{', '.join(ROUNDED)}"
         )
+    if reason := refuses_depth(activation, depth):
+        raise ValueError(
+            f"activation={activation!r}: {reason}; complete both operands with zeros, or pass activation='fp8_1x128' "
+            f"or 'fp8_row', which take any K"
+        )
+
+
+def refuses_depth(activation: Activation, depth: int) -> str | None:
+    """Whether lines of so many elements do not divide into the blocks of an activation."""
+    format = format_of(activation)
+    if format is None:
+        return None
     row = _core._find_format(format)
     length = row.block_in(1, depth)[1]
     if row.kind == "power" and depth % length:  # float32 scales serve shorter blocks as well
+        return f"K is {depth}, and the blocks of {format} have {length} elements"
+    return None
+
+
+def check_layer(activation: Activation | None, format: Format, depth: int, name: str) -> None:
+    """Whether a layer, which messages call by `name`, can round its inputs for weights of a format and of that K."""
+    if activation is None:
+        return
+    if format_of(activation) is None and not has_fp4_blocks(format):
         raise ValueError(
-            f"activation={activation!r}: K is {depth}, and the blocks of {format} have {length} elements; complete "
-            f"both operands with zeros, or pass activation='fp8_1x128' or 'fp8_row', which take any K"
+            f"activation={activation!r} is for weights of FP4 in blocks, such as nvfp4 or mxfp4, and {name} is to be "
+            f"{format}; pass another activation, such as 'fp8_row', or leave it out"
+        )
+    if reason := refuses_depth(activation, depth):
+        raise ValueError(
+            f"activation={activation!r}: {reason}, in {name}; pass activation='fp8_1x128' or 'fp8_row', which take "
+            f"any K"
         )
 
 

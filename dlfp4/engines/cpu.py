@@ -25,8 +25,7 @@ def refuses_activation(problem: Problem, names: tuple[str, str] = common.AS_OF_M
     """Rounding to int8 is for FP4 weights."""
     if problem.activation is None:
         return None
-    b = problem.b
-    if not isinstance(b, ScaledTensor) or common.element_of(b) != common.FP4 or b.format.block is None:
+    if not isinstance(problem.b, ScaledTensor) or not common.has_fp4_blocks(problem.b.format):
         return f"activation='int8' needs {names[1]} to be a ScaledTensor of FP4 in blocks, such as nvfp4 or mxfp4"
     return None
 

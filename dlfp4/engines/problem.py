@@ -149,6 +149,11 @@ def element_of(x: Operand) -> np.dtype[Any]:
     return x.format.element if isinstance(x, ScaledTensor) else x.dtype
 
 
+def has_fp4_blocks(format: Format) -> bool:
+    """Whether weights of a format are FP4 in blocks, by whose codes activations of int8 are multiplied."""
+    return format.element == FP4 and format.block is not None
+
+
 def has_integers(x: Operand) -> bool:
     """Whether it is a ScaledTensor of integers."""
     return isinstance(x, ScaledTensor) and x.format.has_integers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Never
 import torch
 
 from dlfp4 import _core
-from dlfp4.arguments import check_named
+from dlfp4.arguments import check_layer, check_named
 from dlfp4.checkpoints.conventions import find_spelling
 from dlfp4.torch import functions
 from dlfp4.torch.names import name_parts
@@ -45,7 +45,8 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
     Raises
     ------
     ValueError
-        The blocks do not divide the weight, the convention does not store the format, or there is no such `activation`.
+        The blocks do not divide the weight, or those of `activation` K; the convention does not store the format; there
+        is no such `activation`, or it is "int8" and the format is not FP4 in blocks.
 
     Examples
     --------
@@ -75,6 +76,8 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
         chosen = _core._find_format(format)
         if convention is not None:
             find_spelling(chosen, convention)
+        check_features(in_features, out_features, chosen)
+        check_layer(activation, chosen, in_features, "the weight")
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features, self.activation = in_features, out_features, activation
         kind = checked_dtype(torch.get_default_dtype() if dtype is None else dtype)
@@ -112,3 +115,15 @@ class Linear(torch.nn.Linear):  # type: ignore[misc]  # to mypy PyTorch's types 
         kind = f", format={weight.format!r}" if isinstance(weight, ScaledTensor) else ""
         activation = "" if self.activation is None else f", activation={self.activation!r}"
         return f"{super().extra_repr()}{kind}{activation}"
+
+
+def check_features(in_features: int, out_features: int, format: Format) -> None:
+    """ValueError where blocks of a format do not divide a weight, which a layer does not complete with zeros."""
+    if _core._divides((out_features, in_features), format, -1):
+        return
+    lines, length = format.block_in(1, 2)  # a row of half bytes ends on a whole one
+    also = f", and out_features one of {lines}" if lines > 1 else ""
+    raise ValueError(
+        f"in_features={in_features}, out_features={out_features}: the weight does not divide into blocks of {format}; "
+        f"choose in_features that is a multiple of {length}{also}"
+    )

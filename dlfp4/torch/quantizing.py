@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dlfp4 import _core
-from dlfp4.arguments import check_named, format_of
+from dlfp4.arguments import check_layer, check_named, format_of
 from dlfp4.checkpoints.roles import NO_WEIGHT, WEIGHT
 from dlfp4.checkpoints.selection import (
     Choice,
@@ -85,7 +85,8 @@ def quantize_(
     ------
     ValueError
         An unknown format, activation or convention; a pattern matches nothing, or an `include` pattern matches only
-        tensors that are never quantized; no weight is left to quantize.
+        tensors that are never quantized; no weight is left to quantize; a layer cannot round its inputs by `activation`
+        for such weights ("int8" is for FP4 in blocks, "mxfp8" for K in multiples of 32). The module is then as it was.
     TypeError
         `module` is not a module, or a pattern is not a string.
 
@@ -101,8 +102,9 @@ def quantize_(
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is of type {type(module).__name__}; expected a torch.nn.Module")
     tensors = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    given = {name: described(tensor) for name, tensor in tensors.items()}
     choices = choose(
-        {name: described(tensor) for name, tensor in tensors.items()},
+        given,
         format,
         convention=convention,
         include=include,
@@ -114,9 +116,14 @@ def quantize_(
     if not chosen:
         reasons = "; ".join(f"{choice.name}: {without_flag(choice.reason)}" for choice in list(choices.values())[:3])
         reasons = reasons or "it has no parameters"
-        raise ValueError(
-            f"no weight of {type(module).__name__} is quantized to {format} ({reasons}); name some in include"
-        )
+        named: Any = {"convention": convention, "include": "re:.*", "roles": roles_in(module, named=True)}
+        helps = bool(given) and any(choice.quantized for choice in choose(given, format, **named).values())
+        remedy = "; name some in include" if helps else ""
+        raise ValueError(f"no weight of {type(module).__name__} is quantized to {format} ({reasons}){remedy}")
+    places = places_of(module)
+    for name in chosen:
+        if any(type(owner) is torch.nn.Linear for owner, _ in places[id(tensors[name])]):
+            check_layer(activation, _core._find_format(format), tensors[name].shape[-1], name)
     how: dict[str, Any] = {"format": format, "convention": convention, "recipe": recipe}
     turned = {name for name, choice in chosen.items() if lies_across(tensors[name], choice, convention)}
     sources = {name: tensors[name].detach() for name in chosen}
@@ -125,7 +132,6 @@ def quantize_(
     real = {name: choice for name, choice in along.items() if not sources[name].is_meta}
     made = {name: quantize_chosen(sources[name], choice, **how) for name, choice in real.items()}
     shared = with_shared_scales(sources, made, real, how)
-    places = places_of(module)
     for name, choice in along.items():
         if name in shared:
             weight = as_weight(shared[name], tensors[name].dtype, prepares and reads_prepared(activation))

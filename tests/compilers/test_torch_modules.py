@@ -32,7 +32,7 @@ def test_quantize_takes_what_files_take():
     assert (out - want).norm() < 0.2 * want.norm()
     out.sum().backward()
     assert made.embed_tokens.weight.grad.abs().sum() > 0
-    with pytest.raises(ValueError, match=r"no weight .* name some in include"):
+    with pytest.raises(ValueError, match=r"no weight .*\)$"):
         dt.quantize_(made, "nvfp4")
 
 
@@ -83,8 +83,16 @@ def test_what_is_no_module_and_what_has_no_weights():
 
 def test_errors_name_no_option_of_files():
     model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(64, 64)})
-    with pytest.raises(ValueError, match=r"\(embed_tokens\.weight: embedding\); name some in include"):
+    with pytest.raises(ValueError, match=r"\(embed_tokens\.weight: embedding\)$"):
         dt.quantize_(model, "nvfp4")
+
+
+def test_include_is_advised_where_it_helps():
+    """Of what patterns exclude; not where the shape or the role is the reason."""
+    with pytest.raises(ValueError, match=r"0\.weight: 60 elements along axis -1 do not divide .*not a matrix\)$"):
+        dt.quantize_(torch.nn.Sequential(torch.nn.Linear(60, 8)), "nvfp4")
+    with pytest.raises(ValueError, match=r"\(0\.weight: excluded; .*\); name some in include$"):
+        dt.quantize_(torch.nn.Sequential(torch.nn.Linear(64, 8)), "nvfp4", exclude="0")
 
 
 class Positions(torch.nn.Module):
@@ -188,12 +196,55 @@ def test_linear_is_the_product():
         dt.Linear(64, 8, format="nvfp4", convention="modelopts")
     with pytest.raises(ValueError, match="gptq stores no fp8_e4m3; it has uint4_g32"):
         dt.Linear(64, 8, format="fp8_e4m3", convention="gptq")
-    with pytest.raises(ValueError, match="blocks"):
-        dt.Linear(60, 8, format="nvfp4")
     with pytest.raises(ValueError, match="activation='fp8': expected None or one of"):
         dt.Linear(64, 8, format="nvfp4", activation="fp8")
     with pytest.raises(ValueError, match="activation='fp8': expected None or one of"):
         dt.quantize_(torch.nn.Linear(64, 8), "nvfp4", activation="fp8")
+
+
+@pytest.mark.parametrize(
+    ("features", "format", "words"),
+    [
+        ((60, 8), "nvfp4", "into blocks of nvfp4; choose in_features that is a multiple of 16$"),
+        ((64, 8), "nvfp4_16x16", "choose in_features that is a multiple of 16, and out_features one of 16$"),
+        ((61, 8), "int4_row", "choose in_features that is a multiple of 2$"),
+    ],
+)
+def test_features_that_blocks_do_not_divide(features, format, words):
+    with pytest.raises(ValueError, match=words):
+        dt.Linear(*features, format=format)
+
+
+@pytest.mark.parametrize(
+    ("features", "format", "activation", "words"),
+    [
+        (64, "fp8_row", "int8", "'int8' is for weights of FP4 in blocks, .*, and {} is to be fp8_row; pass another"),
+        (64, "int4_g32", "int8", "'int8' is for weights of FP4 in blocks, .*, and {} is to be int4_g32; pass another"),
+        (
+            48,
+            "nvfp4",
+            "mxfp8",
+            "K is 48, and the blocks of mxfp8_e4m3 have 32 elements, in {}; pass activation='fp8_1x",
+        ),
+    ],
+)
+def test_activations_that_never_meet_the_weights(features, format, activation, words):
+    """Which is said before a weight is replaced."""
+    with pytest.raises(ValueError, match=words.format("the weight")):
+        dt.Linear(features, 32, format=format, activation=activation)
+    made = torch.nn.Sequential(torch.nn.Linear(64, features), torch.nn.Linear(features, 32))
+    before = dict(made.named_parameters())
+    with pytest.raises(ValueError, match=words.format(r"1\.weight" if features < 64 else r"0\.weight")):
+        dt.quantize_(made, format, activation=activation)
+    assert [type(layer) for layer in made] == [torch.nn.Linear] * 2
+    assert all(parameter is before[name] for name, parameter in made.named_parameters())
+
+
+def test_activations_are_of_linear_layers_alone():
+    """Other modules multiply by decoded weights, whatever `activation` is."""
+    stack = torch.nn.Module()
+    stack.experts = torch.nn.Parameter(randn(2, 32, 64))
+    assert dt.quantize_(stack, "fp8_row", include="experts", activation="int8").experts.format == "fp8_row"
 
 
 @pytest.mark.parametrize("bias", [True, False])
