@@ -75,6 +75,7 @@ class Parts(NamedTuple):
         """The last two dimensions exchanged, without a copy; of a quantized matrix, as ``w.mT`` of a ScaledTensor."""
         if self.scales is None:
             return self._replace(data=self.data.mT)
+        check_type(self)
         shape = None if self.shape is None else (*self.shape[:-2], self.shape[-1], self.shape[-2])
         name, *how = self.type.split("/")
         is_stack = shape is not None and len(shape) > 2
@@ -88,11 +89,21 @@ class Parts(NamedTuple):
 FORMAT_ELEMENTS = {name: row.element.name for name, row in _core.formats().items()}
 
 
+def check_type(x: Parts) -> None:
+    """TypeError where the type of parts is no text, or names no format though there are scales."""
+    if not isinstance(x.type, str):
+        raise TypeError(f"type={x.type!r} of Parts is of type {type(x.type).__name__}; expected a string")
+    if x.scales is not None and x.type.partition("/")[0] not in FORMAT_ELEMENTS:
+        raise TypeError(
+            f"type={x.type!r} of Parts with scales names no format; pass the tensor's .form, such as type='nvfp4', or "
+            f"another of dlfp4.formats()"
+        )
+
+
 def as_parts(x: Any, name: str = "x") -> Parts:
     """An argument as the parts that it consists of: a tensor is its own. Errors call it by its name."""
     if isinstance(x, Parts):
-        if not isinstance(x.type, str):
-            raise TypeError(f"type={x.type!r} of Parts is of type {type(x.type).__name__}; expected a string")
+        check_type(x)
         return x
     take_apart = getattr(type(x), "__dlfp4_parts__", None)  # Dynamo of PyTorch 2.11 sees no attributes of x itself
     if take_apart is not None:

@@ -443,8 +443,26 @@ def test_more_objects_that_are_no_options():
             w.dequantize(wrong)
         with pytest.raises(TypeError, match=r"type=.* of Parts is of type .*expected a string"):
             dt.cast(dt.Parts(torch.zeros(4, dtype=torch.uint8), type=wrong), "float32")
+        with pytest.raises(TypeError, match=r"type=.* of Parts is of type .*expected a string"):
+            _ = dt.Parts(w.elements, w.scales, w.global_scale, wrong).mT
     with pytest.raises(ValueError, match="rounding=3: expected one of"):  # within transforms, which hide memory
         torch.func.vmap(lambda x: dt.cast(x, "float8_e4m3fn", rounding=3))(randn(2, 64))
+
+
+@pytest.mark.parametrize("wrong", ["", "nvfp5", "nvfp5/columns", "float4_e2m1fn"])
+def test_parts_with_scales_are_of_a_format(wrong):
+    w = dt.quantize(randn(32, 64), "nvfp4")
+    parts = dt.Parts(w.elements, w.scales, w.global_scale, wrong)
+    for call in (
+        lambda: parts.mT,
+        lambda: dt.dequantize(parts),
+        lambda: dt.matmul(randn(2, 32), parts),
+        lambda: dt.vecdot(parts, randn(32, 64)),
+    ):
+        with pytest.raises(
+            TypeError, match=f"type='{wrong}' of Parts with scales names no format; pass the tensor's .f"
+        ):
+            call()
 
 
 def test_memory_whose_values_pytorch_negates():
