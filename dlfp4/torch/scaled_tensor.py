@@ -545,7 +545,9 @@ def checked_dtype(dtype: Any) -> torch.dtype:
     """A float type that tensors decode to; TypeError for any other."""
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         names = ", ".join(map(str, DTYPES))
-        raise TypeError(f"dtype={dtype}: a ScaledTensor decodes to {names}; call .dequantize() first for another type")
+        raise TypeError(
+            f"dtype={dtype}: a ScaledTensor decodes to {names}; for another type call .dequantize().to(dtype)"
+        )
     return dtype
 
 
@@ -574,11 +576,19 @@ def owner_among(args: Iterable[Any]) -> str:
 
 def values_of(q: ScaledTensor | Arranged, dtype: _DType | None) -> torch.Tensor:
     """The values in a type, or the tensor's own, with their gradient."""
-    kind = q.dtype if dtype is None else checked_dtype(getattr(torch, functions.name_of(dtype) or "", dtype))
+    kind = q.dtype if dtype is None else checked_dtype(native_dtype(dtype))
     if not is_differentiated(q):
         return decode(q, kind)
     follow = Dequantize if torch.compiler.is_compiling() else DequantizeEagerly
     return follow.apply(q, kind)
+
+
+def native_dtype(dtype: _DType) -> Any:
+    """PyTorch's type of what users name; the name where it has none."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    name = _core._parse_dtype(dtype).name
+    return getattr(torch, name, name)
 
 
 def decode(q: ScaledTensor | Arranged, dtype: torch.dtype) -> torch.Tensor:

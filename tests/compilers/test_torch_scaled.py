@@ -158,6 +158,17 @@ def test_straight_through_what_was_joined():
     assert torch.allclose(x.grad, 3 * values(3, 64, dtype=torch.float32).sum(0).expand(64, -1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)]
+)
+def test_short_names_of_types(name, dtype):
+    """As of dlfp4's own functions."""
+    q = dt.quantize(values(64, 64), "nvfp4")
+    for found in (q.dequantize(name), dt.dequantize(q, name), q.mT.dequantize(name).mT):
+        assert found.dtype is dtype
+        assert torch.equal(found, q.dequantize(dtype))
+
+
 def test_refusals_say_what_to_do():
     q = dt.quantize(values(64, 64), "nvfp4")
     for call in (
@@ -171,8 +182,11 @@ def test_refusals_say_what_to_do():
             call()
     with pytest.raises(ValueError, match="multiples of 16 columns"):
         q[:, 8:]
-    with pytest.raises(TypeError, match=r"decodes to torch\.float32"):
-        q.to(torch.int8)
+    for call in (lambda: q.to(torch.int8), lambda: q.dequantize("int8"), lambda: dt.dequantize(q, torch.int8)):
+        with pytest.raises(
+            TypeError, match=r"decodes to torch\.float32, .*; for another type call .dequantize\(\)\.to\("
+        ):
+            call()
     with pytest.raises(BufferError, match=r"dlfp4\.asarray takes it whole"):
         dlfp4.from_dlpack(q)
     with pytest.raises(NotImplementedError, match=r"dlfp4\.torch\.quantize"):
