@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @cache
 def missing() -> str | None:
     """Whether PyTorch can be imported; it is not, before it multiplies."""
-    return None if importlib.util.find_spec("torch") else "PyTorch is not installed; pip install 'dlfp4[torch]'"
+    return None if importlib.util.find_spec("torch") else "PyTorch is not installed; pip install torch"
 
 
 def supports(problem: Problem, machine: Machine) -> str | None:  # noqa: ARG001

@@ -97,6 +97,13 @@ def test_what_pages_name_is_there(page):
     assert set(re.findall(r"\bDLFP4_[A-Z_]*[A-Z]\b", text)) <= names_of_sources()
 
 
+def test_what_is_to_be_installed_is_on_pypi():
+    """dlfp4 itself is not, until it is released."""
+    sources = [*ALL_PAGES, *(ROOT / "dlfp4").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    for path in set(sources) - {ROOT / "docs" / "releasing.md"}:
+        assert not re.search(r"pip install ['\"]?dlfp4", path.read_text()), path
+
+
 def test_pages_agree_on_what_was_released():
     """The changelog has a section for each release, and the page on releasing says where there is none."""
     released = re.findall(r"^## \[\d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
