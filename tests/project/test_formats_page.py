@@ -4,11 +4,15 @@ import importlib.metadata
 import math
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import dlfp4
 from dlfp4 import analysis, checkpoints
 from dlfp4.formats import RECIPES, find_recipe
+
+from ..support.block_reference import same
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats.md"
 
@@ -66,3 +70,32 @@ def test_recipes():
             cell = {"two_level": two_level, "power": power, "largest": largest}[format.kind]
             named = {"yes": "", "FP4": "float4", "FP4, FP8 E4M3": "float4 float8_e4m3fn"}.get(cell, "none").split()
             assert takes(recipe, format) == format.element.name.startswith(tuple(named or [""])), (recipe, format.name)
+
+
+@pytest.mark.parametrize("name", dlfp4.formats())
+def test_rules_without_a_recipe(name):
+    row, x = dlfp4.formats()[name], np.random.default_rng(0).standard_normal((128, 256)).astype(np.float32)
+    rule = "ocp" if row.kind == "power" else "compressed-tensors" if row.has_integers else "transformer-engine"
+    assert same(dlfp4.quantize(x, name), dlfp4.quantize(x, name, recipe=rule))
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("int4_g32", 0.5, 0.7),
+        ("fp8_row", 2.5, 3.5),
+        ("fp8_e4m3", 2, 7),
+        ("fp8_1x128", 80, 100),
+        ("fp8_128x128", 80, 100),
+    ],
+)
+def test_codes_that_differ_from_compressed_tensors(name, least, most):
+    """Per cent, of bfloat16 weights."""
+    x = np.random.default_rng(0).standard_normal((512, 1024)).astype(ml_dtypes.bfloat16)
+    ours, theirs = (dlfp4.quantize(x, name, recipe=recipe).data for recipe in (None, "compressed-tensors"))
+    ours, theirs = (
+        (dlfp4.unpack(data) if name.startswith("int") else data.view("uint8")).to_numpy() for data in (ours, theirs)
+    )
+    assert least < 100 * np.mean(ours != theirs) < most
+    if most < 80:
+        assert np.abs(ours.astype(int) - theirs).max() == 1
