@@ -236,7 +236,10 @@ def in_words(tensor: Tensor) -> str:
 class RefusedError(BufferError):
     """A framework cannot take a tensor. The message says what came, why it was refused, and what to do instead.
 
-    Raised by ``to_torch``, ``to_jax``, ``to_cupy``, ``to_like`` and by ``torch.from_dlpack`` of a Tensor.
+    Raised by ``to_torch``, ``to_jax``, ``to_cupy`` and ``to_like``. ``torch.from_dlpack`` of a Tensor raises it for FP4
+    without pairs, and for strides that PyTorch does not take. Elements of which a library has no type, its own
+    ``from_dlpack`` refuses: PyTorch's by a plain BufferError, NumPy's by RuntimeError, JAX's by
+    ``jax.errors.JaxRuntimeError``.
 
     Parameters
     ----------

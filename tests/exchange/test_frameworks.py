@@ -657,3 +657,30 @@ def test_one_row_backwards_is_shared(torch):
     tensor = dlfp4.asarray(array)
     assert tensor.strides == (16, 1)
     assert tensor.to_torch(copy=False).data_ptr() == tensor.data_ptr
+
+
+NOT_OF_PYTORCH = {
+    "FP6": lambda: dlfp4.empty((4, 64), "float6_e2m3fn"),
+    "float8_e3m4": lambda: dlfp4.empty((4, 64), "float8_e3m4"),
+    "padded FP4": lambda: dlfp4.empty((4, 64), "float4_e2m1fn", packed=False),
+    "int4": lambda: dlfp4.empty((4, 64), "int4"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_OF_PYTORCH)
+def test_who_refuses_elements_without_a_type(name):
+    """The other library itself, by its own exception; dlfp4 where it would misread what it has a type for."""
+    torch = capsules.framework("torch")
+    with pytest.raises(BufferError) as refused:
+        torch.from_dlpack(NOT_OF_PYTORCH[name]())
+    assert not isinstance(refused.value, dlfp4.RefusedError)
+    with pytest.raises(dlfp4.RefusedError, match="in pairs"):
+        torch.from_dlpack(dlfp4.empty((63,), "float4_e2m1fn"))
+
+
+def test_numpy_and_jax_refuse_elements_without_a_type():
+    jax = pytest.importorskip("jax")
+    with pytest.raises(RuntimeError):
+        np.from_dlpack(dlfp4.empty((4, 64), "float6_e2m3fn"))
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        jax.dlpack.from_dlpack(dlfp4.empty((4, 64), "float6_e2m3fn"))
