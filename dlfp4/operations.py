@@ -147,7 +147,7 @@ def text_of_recipe(recipe: Recipe | str | None) -> str:
 
 @lru_cache(maxsize=1024)
 def recipe_of_text(text: str) -> Recipe | str | None:
-    """The inverse."""
+    """The recipe that such a constant stands for: a Recipe, a name, or None."""
     return Recipe(**json.loads(text)) if text.startswith("{") else text or None
 
 
@@ -209,7 +209,7 @@ class Operation:
 
     @property
     def constants(self) -> tuple[Argument, ...]:
-        """The others."""
+        """The arguments that are constants of a compiled graph."""
         return tuple(each for each in self.arguments if not each.is_tensor)
 
 

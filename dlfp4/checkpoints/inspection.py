@@ -103,7 +103,7 @@ class Findings:
     flags: tuple[Flag, ...]
 
     def as_json(self) -> str:
-        """The same as JSON."""
+        """The inspection as JSON."""
         return json.dumps(asdict(self), indent=2)
 
     def __str__(self) -> str:

@@ -70,7 +70,7 @@ def unpacked(octets: Array) -> Array:
 
 
 def packed(codes: Array) -> Array:
-    """The inverse."""
+    """Codes in pairs, each pair in a byte, the first code in the low bits."""
     octets: Array = codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
     return octets
 
@@ -82,7 +82,7 @@ def bytes_of(words: Array) -> Array:
 
 
 def words_of(octets: Array, dtype: str = "int32") -> Array:
-    """The inverse."""
+    """Bytes as words of 32 bits along the last axis."""
     words: Array = np.ascontiguousarray(octets).view(dtype)
     return words
 
@@ -266,14 +266,14 @@ def read_awq(parts: Found) -> ScaledTensor | None:
 
 
 def from_awq(words: Array) -> Array:
-    """Codes in order."""
+    """The codes of AWQ's words, in order."""
     stored = unpacked(bytes_of(words)).reshape((*words.shape, IN_WORD))
     codes: Array = stored[..., np.argsort(ORDER)].reshape((len(words), words.shape[1] * IN_WORD))
     return codes
 
 
 def to_awq(codes: Array) -> Array:
-    """The inverse."""
+    """Words of codes in AWQ's order."""
     stored = codes.reshape((len(codes), codes.shape[1] // IN_WORD, IN_WORD))[..., list(ORDER)]
     return words_of(packed(stored.reshape(codes.shape)))
 

@@ -182,5 +182,5 @@ def shard_of(params: dict[str, Any], rule: Rule, division: Division) -> dict[str
 def call_on_shard(
     operation: Operation, params: dict[str, Any], rule: Rule, division: Division
 ) -> Callable[..., list[Any]]:
-    """The same call."""
+    """The call on a device's part of the operands."""
     return functools.partial(call_handler, operation, **shard_of(params, rule, division))

@@ -25,7 +25,7 @@ def text_of(structure: tuple[TensorProto, bool]) -> bytes:
 
 
 def structure_of(text: bytes) -> tuple[TensorProto, bool]:
-    """The inverse; ValueError for a text that is damaged, or of another version."""
+    """The structure that such JSON describes; ValueError for a text that is damaged, or of another version."""
     said = parse_object(text, WHAT)
     if said.get("version") != VERSION:
         raise ValueError(f"{WHAT} has version {shown(said.get('version'))}; this dlfp4 reads version {VERSION}")

@@ -144,7 +144,7 @@ def multiply_groups_on_cuda(*arrays: Any, operands: Protos, options: Options, **
 
 
 def multiply_decoded_groups(operands: Protos, told: dict[str, Any], *arrays: Any) -> Any:
-    """The same of one call's arrays."""
+    """A product by experts of the arrays of one call, decoded."""
     of_x, of_w, *_ = operands
     of_rows, rest = len(of_x.buffers()), len(of_x.buffers()) + len(of_w.buffers())
     x = decode(of_x, told["out_dtype"], *arrays[:of_rows])

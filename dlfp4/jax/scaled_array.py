@@ -102,7 +102,7 @@ class ScaledArray:
 
     @classmethod
     def tree_unflatten(cls, structure: tuple[TensorProto, bool], leaves: Sequence[Any]) -> ScaledArray:
-        """The inverse; leaves may be anything that JAX puts in the place of arrays."""
+        """The tensor of that structure; leaves may be anything that JAX puts in the place of arrays."""
         self = cls.__new__(cls)
         self.whole, self.is_transposed = structure
         for name, leaf in zip((*PARTS, "source"), leaves, strict=True):

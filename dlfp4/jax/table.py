@@ -47,7 +47,7 @@ def converted(operands: Protos, options: dict[str, Any]) -> Protos:
 def plan_convert(
     operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
 ) -> bytes:
-    """See plans.pxi."""
+    """The plan of a cast, of packing or of unpacking, as the handler reads it."""
     return _core._plan_convert(operands[0], results[0], options, count, steps)
 
 
@@ -86,14 +86,14 @@ def described_quantized(operands: Protos, options: dict[str, Any]) -> Protos:
 
 
 def quantized(operands: Protos, options: dict[str, Any]) -> Protos:
-    """The same, with scales as the kernels write them."""
+    """What quantize gives, with scales as the kernels write them."""
     return tuple(replace(proto, scale_dtype=None) for proto in described_quantized(operands, options))
 
 
 def plan_quantize(
     operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
 ) -> bytes:
-    """See plans.pxi."""
+    """The plan of quantizing along the axes of the results, as the handler reads it."""
     given = operands[1].shape if len(operands) > 1 else None
     return _core._plan_quantize(operands[0], results, options, given, count, steps)
 
@@ -154,7 +154,7 @@ def dequantized(operands: Protos, options: dict[str, Any]) -> Protos:
 def plan_dequantize(
     operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
 ) -> bytes:
-    """See plans.pxi."""
+    """The plan of decoding a quantized tensor, as the handler reads it."""
     del options
     return _core._plan_dequantize(operands[0], results[0], count, steps)
 
@@ -185,7 +185,7 @@ def multiplied(operands: Protos, options: dict[str, Any]) -> Protos:
 def plan_matmul(
     operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
 ) -> bytes:
-    """See plans.pxi."""
+    """The plan of a matrix product, as the handler reads it."""
     a, b = operands
     return _core._plan_matmul(a, b, results[0], options, count, steps)
 
@@ -235,7 +235,7 @@ def multiplied_by_experts(operands: Protos, options: dict[str, Any]) -> Protos:
 def plan_grouped(
     operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
 ) -> bytes:
-    """See plans.pxi."""
+    """The plan of a product by experts, as the handler reads it."""
     return _core._plan_grouped(operands[0], operands[1], results[0], options, count, steps)
 
 
@@ -258,7 +258,7 @@ def summed(operands: Protos, options: dict[str, Any]) -> Protos:
 def plan_vecdot(
     operands: Protos, results: Protos, options: dict[str, Any], count: int, steps: tuple[int, ...]
 ) -> bytes:
-    """See plans.pxi."""
+    """The plan of sums of products along an axis, as the handler reads it."""
     del results
     a, b = operands
     return _core._plan_vecdot(a, b, options["axis"], count, steps)

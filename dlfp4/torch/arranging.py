@@ -166,7 +166,7 @@ def expand(function: Any, q: ScaledTensor, size: Sequence[int], *, implicit: boo
 
 @arranges(aten.expand.default)
 def repeated(q: ScaledTensor | Arranged, size: Sequence[int], *, implicit: bool = False) -> Any:  # noqa: ARG001
-    """The same of all."""
+    """Repeated along dimensions, which only the arrangement remembers."""
     whole, groups = groups_of(q)
     groups = [()] * (len(size) - len(groups)) + groups
     own = [count_elements(extent for _, extent in group) for group in groups]

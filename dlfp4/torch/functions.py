@@ -394,7 +394,7 @@ def by_axis(
 
 
 def listed(axes: list[Any], results: list[Parts]) -> list[torch.Tensor]:
-    """The inverse."""
+    """The parts of tensors along one axis or two as one list, in the order of :meth:`TensorProto.buffers`."""
     found: list[torch.Tensor] = []
     for axis in sorted(axes, reverse=True):
         result = results[axes.index(axis)]

@@ -75,12 +75,12 @@ def keeps_shape(values: tuple[Any, ...]) -> bool:
 
 
 def cast_backward(grad: torch.Tensor, x: Parts, *, wanted: Any, **_: Any) -> tuple[Any, ...]:
-    """Straight through."""
+    """The gradient of a cast's operand: that of the result, in the operand's type."""
     return (grad.to(x.data.dtype) if wanted[0] else None,)
 
 
 def cast_tangent(t: torch.Tensor, x: Parts, *, dtype: str, **_: Any) -> torch.Tensor:  # noqa: ARG001
-    """The same."""
+    """The tangent of a cast's result: that of the operand, in the result's type."""
     return t.to(getattr(torch, dtype))
 
 
@@ -420,6 +420,6 @@ def is_followed(*args: Any) -> bool:
 
 
 def is_differentiated(x: torch.Tensor) -> bool:
-    """The same of a tensor, in what Dynamo can trace."""
+    """Whether autograd follows what is done with a tensor, in what Dynamo can trace."""
     follows: bool = (torch.is_grad_enabled() and x.requires_grad) or forward_ad._current_level >= 0
     return follows

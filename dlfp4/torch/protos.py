@@ -138,7 +138,7 @@ def types_beside(encoding: Encoding) -> tuple[Any, Any]:
 def text_of(
     format: str, axis: Any, scale_layout: Any, hadamard: tuple[int, ...] | None, zero_points: Any, biases: Any
 ) -> str:
-    """The inverse."""
+    """The text of the Encoding with that format, axis, layout, signs, and types of zero points and biases."""
     offsets = offsets_of(_core._find_format(format), zero_points, biases)
     return str(Encoding(format, axis, scale_layout, hadamard, offsets=offsets))
 

@@ -192,7 +192,7 @@ class Call:
         return plan
 
     def plan(self, values: tuple[Any, ...]) -> Plan:
-        """The same, anew."""
+        """What follows from a call's arguments, without looking whether it is known."""
         proto = self.result(values)
         constants = {name: CONSTANTS.get(kind, as_it_is)(values[place]) for name, kind, place in self.constant_places}
         return Plan(proto, specs_of(proto), constants)

@@ -142,13 +142,13 @@ def to_copy(
 
 @implements(aten.is_pinned.default)
 def is_pinned(function: Any, q: ScaledTensor, device: Any = None) -> bool:  # noqa: ARG001
-    """Whether all parts are."""
+    """Whether all parts lie in pinned memory."""
     return all(part.is_pinned() for part in present(q).values())
 
 
 @implements(aten._pin_memory.default, aten.record_stream.default)
 def each_part(function: Any, q: ScaledTensor, *options: Any) -> Any:
-    """The same of every part."""
+    """Each part pinned, or recorded on a stream."""
     made = {name: function(part, *options) for name, part in present(q).items()}
     return None if function is aten.record_stream.default else like(q, made)
 
@@ -321,7 +321,7 @@ def transpose(function: Any, q: ScaledTensor, first: int, second: int) -> Any:
 
 @implements(aten.permute.default)
 def permute(function: Any, q: ScaledTensor, dims: Sequence[int]) -> Any:
-    """The same by an order of dimensions."""
+    """Dimensions in another order: the last two may be exchanged."""
     order, usual = [dim % q.dim() for dim in dims], list(range(q.dim()))
     if order == usual:
         return aliasing(function, (q, dims), mapped(q, aten.alias.default))
@@ -462,7 +462,7 @@ def select(function: Any, q: ScaledTensor, dim: int, index: int) -> Any:
 
 
 def one_of(q: ScaledTensor, dim: int, index: int) -> ScaledTensor:
-    """The same, unknown to compilers."""
+    """One tensor of a stack, of which compilers are not told."""
     place = dim % q.dim()
     if place >= q.dim() - 2:
         raise NotImplementedError(
@@ -497,7 +497,7 @@ def take_numbered(function: Any, q: ScaledTensor, indices: Sequence[torch.Tensor
 
 @implements(aten.index_select.default)
 def take_selected(function: Any, q: ScaledTensor, dim: int, numbers: torch.Tensor) -> ScaledTensor:
-    """The same by the name of the dimension."""
+    """Some tensors of a stack, by their numbers along a dimension."""
     taken: ScaledTensor = take_numbered(function, q, [*[None] * (dim % q.dim()), numbers.reshape(-1)])
     return taken
 
@@ -544,7 +544,7 @@ def memory_like(function: Any, q: ScaledTensor, **options: Any) -> ScaledTensor:
 
 @implements(aten.new_zeros.default, aten.new_empty.default)
 def memory_for(function: Any, q: ScaledTensor, size: Sequence[int], **options: Any) -> ScaledTensor:
-    """The same in another shape."""
+    """A tensor of the same format in another shape, of codes and scales of zero or of none yet."""
     q = plain(q)
     dtype = checked_dtype(options.pop("dtype", None) or q.dtype)
     kept = {name: each for name, each in options.items() if name in ("device", "pin_memory") and each is not None}
