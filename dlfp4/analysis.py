@@ -25,7 +25,7 @@ from dlfp4.suggest import is_one_of
 from dlfp4.tables import in_columns
 
 if TYPE_CHECKING:
-    from dlfp4._core import _Elements
+    from dlfp4._core import _Elements, _Quantized
 
 __all__ = ["Comparison", "Error", "Row", "calibrate", "compare", "error", "signal_to_noise"]
 
@@ -75,7 +75,7 @@ class Error:
     edges: Numbers = field(repr=False)
 
 
-def error(x: _Elements, q: _Elements | ScaledTensor, *, bins: int = 64) -> Error:
+def error(x: _Elements, q: _Elements | ScaledTensor | _Quantized, *, bins: int = 64) -> Error:
     """How far a quantized tensor is from the tensor that it was made from.
 
     Parameters
@@ -206,7 +206,7 @@ def means_of_blocks(squares: Numbers, q: ScaledTensor) -> Numbers:
 # ---- The same of a sample, for files
 
 
-def signal_to_noise(x: _Elements, q: ScaledTensor | _Elements) -> float:
+def signal_to_noise(x: _Elements, q: ScaledTensor | _Quantized) -> float:
     """The signal-to-noise ratio of a sample, found in less time than quantizing a large tensor takes.
 
     Parameters

@@ -37,13 +37,13 @@ from dlfp4.show import summary
 if TYPE_CHECKING:
     from typing import SupportsIndex
 
-    from dlfp4._core import _Elements
+    from dlfp4._core import _Quantized
 
 POWERS = range(-17, 18)  # of two, by which E4M3 scales may be moved
 MOST_UNITS = 16  # global scales of which all powers are tried
 
 
-def concatenate(tensors: Iterable[ScaledTensor | _Elements], axis: SupportsIndex = 0) -> ScaledTensor:
+def concatenate(tensors: Iterable[ScaledTensor | _Quantized], axis: SupportsIndex = 0) -> ScaledTensor:
     """Join block-scaled tensors along an axis without going through floats, such as gate and up into one weight.
 
     Codes and scales are copied side by side. Formats with a scale of the whole tensor get one that serves all: where
@@ -109,7 +109,7 @@ def concatenate(tensors: Iterable[ScaledTensor | _Elements], axis: SupportsIndex
     return _with_hadamard(_with_receipt(joined, receipt), given[0].hadamard)  # which codes stand for
 
 
-def stack(tensors: Iterable[ScaledTensor | _Elements]) -> ScaledTensor:
+def stack(tensors: Iterable[ScaledTensor | _Quantized]) -> ScaledTensor:
     """Stack block-scaled tensors along a new first axis, such as experts' weights (N, K) into (E, N, K).
 
     Parameters

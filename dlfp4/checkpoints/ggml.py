@@ -23,7 +23,7 @@ from dlfp4.proto import own_scaled
 from dlfp4.show import summary
 
 if TYPE_CHECKING:
-    from dlfp4._core import _Elements
+    from dlfp4._core import _Quantized
 
 Octets = npt.NDArray[np.uint8]
 
@@ -94,7 +94,7 @@ def from_ggml(blocks: Any, format: str, shape: tuple[int, ...], *, global_scale:
     return ScaledTensor.from_parts(packed, scales, global_scale, format=format, shape=shape)
 
 
-def to_ggml(q: ScaledTensor | _Elements) -> Tensor:
+def to_ggml(q: ScaledTensor | _Quantized) -> Tensor:
     """Convert a quantized tensor to ggml's blocks; the inverse of :func:`from_ggml`.
 
     A global scale has no place in the blocks: write ``q.global_scale`` to the GGUF file as the tensor ``NAME.scale``.

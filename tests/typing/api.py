@@ -109,6 +109,18 @@ def products(array: npt.NDArray[np.float32], tensor: dlfp4.Tensor) -> None:
     dlfp4.autotune(b"choices.json")  # type: ignore[arg-type]
 
 
+def parts(q: dlfp4.ScaledTensor, array: Any) -> None:
+    assert_type(q.to_numpy().scales, Any)
+    print(q.to_torch().biases)  # type: ignore[union-attr]
+    print(q.to_like(array).zero_points)  # type: ignore[union-attr]
+    other = dlfp4.jax.quantize(array, "nvfp4")
+    assert_type(dlfp4.dequantize(q, "bfloat16"), dlfp4.Tensor)
+    assert_type(dlfp4.dequantize(other), dlfp4.Tensor)
+    assert_type(dlfp4.concatenate([q, other]), dlfp4.ScaledTensor)
+    assert_type(dlfp4.analysis.signal_to_noise(array, other), float)
+    dlfp4.dequantize(1.0)  # type: ignore[arg-type]
+
+
 def inside_jax(array: Any, weight: dlfp4.ScaledTensor) -> None:  # arrays are Any: JAX is optional
     q = dlfp4.jax.quantize(array, "nvfp4", recipe="modelopt", straight_through=True)
     assert_type(q, dlfp4.jax.ScaledArray)
