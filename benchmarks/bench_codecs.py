@@ -22,7 +22,6 @@ import dlfp4
 PEERS = ("numpy", "ml_dtypes", "torch", "numkong", "numba")
 COLUMNS = ("torch", "NumKong", "ml_dtypes", "numba")
 SMALL = 16  # elements of a call whose cost, not its speed, is of interest
-LARGE = 1 << 24  # elements from which there are fewer rounds
 
 NUMKONG_NAMES = {
     "float64": "float64",
@@ -234,8 +233,8 @@ def measure(libs: Libraries, pair: tuple[Side, Side], elements: int, threads: in
     """One pair, all libraries in turn."""
     libs.set_threads(threads)
     group = make_group(libs, pair, elements, threads, options.peers)
-    rounds = max(3, options.rounds // 8) if elements >= LARGE else options.rounds
-    harness.measure([group.ours, group.limit, *group.peers.values()], rounds, options.slice_ms)
+    cases = [group.ours, group.limit, *group.peers.values()]
+    harness.measure(cases, harness.rounds_of(options, elements), options.slice_ms)
     for case in (group.ours, group.limit, *group.peers.values()):
         case.release()
     return group
@@ -266,8 +265,7 @@ def row_of(group: Group) -> tuple[str, ...]:
 def section_of(group: Group) -> str:
     """The title of the section that it belongs to."""
     unit, what = ("ns a call", "calls of ") if group.elements == SMALL else ("GB/s on the wider side", "")
-    threads = "all cores" if group.threads == 0 else f"{group.threads} thread{'s' * (group.threads > 1)}"
-    return f"{what}{group.elements:,} elements, {threads}, {unit}"
+    return f"{what}{group.elements:,} elements, {harness.on_threads(group.threads)}, {unit}"
 
 
 def main() -> None:
@@ -300,6 +298,7 @@ def main() -> None:
                 groups.append(measure(libs, pair, elements, threads, options))
                 table.sections.setdefault(section_of(groups[-1]), []).append(row_of(groups[-1]))
     table.print()
+    harness.print_problems(groups)
     if options.json:
         harness.write_json(options.json, machine, [group.record("pair") for group in groups])
 

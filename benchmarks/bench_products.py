@@ -347,12 +347,6 @@ def make_scaling_groups(options: Any) -> Any:
             yield make_scaling(task, columns, options.threads)
 
 
-def problems_of(groups: list[Dot | Product]) -> list[str]:
-    """What did not run, each once."""
-    cases = [case for group in groups for case in (group.ours, *group.peers.values())]
-    return sorted({f"{case.label}: {case.problem}" for case in cases if case.problem})
-
-
 def main() -> None:
     """Measure, print, and write what was asked for."""
     parser = argparse.ArgumentParser(description="Speed of dot products and matrix products on the CPU.")
@@ -382,7 +376,9 @@ def main() -> None:
     for table in tables.values():
         if table.sections:
             table.print()
-    print("\n".join(problems_of(groups)))
+    if not groups:
+        parser.error(f"no group has {options.only!r} in its title")
+    harness.print_problems(groups)
     if options.json:
         harness.write_json(options.json, machine, [group.record("product") for group in groups])
 

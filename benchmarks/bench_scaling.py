@@ -28,7 +28,7 @@ from typing import Any
 import harness
 import ml_dtypes
 import numpy as np
-from harness import Case, list_of, number, parse_size
+from harness import LARGE, Case, list_of, number, parse_size
 from scaling_peers import ELEMENTS, Torchao, four_over_six_case, ggml_case, numpy_case
 
 import dlfp4
@@ -40,7 +40,6 @@ FORMATS = (
     "int4_g32", "uint4_g128",
 )  # fmt: skip
 ALONE = ("mxfp8_32x32", "int4_g32", "uint4_g128")  # which no peer here makes
-LARGE = 1 << 24  # elements from which there are fewer rounds and peers
 AXES: dict[str, Any] = {"": -1, " columns": -2, " both": (-1, -2)}
 # What quantize is told beside the format. The given scale is one for normal random numbers.
 GIVEN, ROWS, HADAMARD, FOUR_OVER_SIX = ", scale given", ", a scale a row", ", Hadamard", ", four over six"
@@ -209,7 +208,7 @@ def measure(torchao: Torchao, gguf: Any, task: Task, elements: int, threads: int
         )
     timed = [case for group in groups for case in (group.plain, group.ours, group.limit, *group.peers.values())]
     cases = [case for case in timed if case]
-    rounds = max(3, options.rounds // 8) if elements >= LARGE else options.rounds
+    rounds = harness.rounds_of(options, elements)
     harness.measure(cases, rounds, options.slice_ms)
     for case in cases:
         case.release()
@@ -242,19 +241,7 @@ def row_of(group: Group, rows: Group) -> tuple[str, ...]:
 
 def section_of(group: Group) -> str:
     """The title of the section that it belongs to."""
-    threads = "all cores" if group.threads == 0 else f"{group.threads} thread{'s' * (group.threads > 1)}"
-    return f"{group.elements:,} elements, {threads}, GB/s on the float side"
-
-
-def print_problems(groups: list[Group]) -> None:
-    """Why a cell says no, each reason once."""
-    reasons: dict[str, str] = {}
-    for group in groups:
-        for name, case in {"dlfp4": group.ours, **group.peers}.items():
-            if case.problem:
-                reasons.setdefault(f"{name}: {case.problem}", group.title)
-    for reason, title in reasons.items():
-        print(f"\nno: {reason} ({title})")
+    return f"{group.elements:,} elements, {harness.on_threads(group.threads)}, GB/s on the float side"
 
 
 def square(text: str) -> int:
@@ -300,7 +287,7 @@ def main() -> None:
             table.sections.setdefault(section_of(group), []).append(row_of(group, groups[0]))
         results += groups
     table.print()
-    print_problems(results)
+    harness.print_problems(results)
     if options.json:
         harness.write_json(options.json, machine, [group.record("task") for group in results])
 

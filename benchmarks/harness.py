@@ -135,6 +135,30 @@ class Comparison:
         }
 
 
+LARGE = 1 << 24  # elements from which there are fewer rounds
+
+
+def rounds_of(options: argparse.Namespace, elements: int) -> int:
+    """How many rounds a group of so many elements has."""
+    return max(3, options.rounds // 8) if elements >= LARGE else int(options.rounds)
+
+
+def on_threads(count: int) -> str:
+    """On how many threads, in words; 0 is all cores."""
+    return "all cores" if count == 0 else f"{count} thread{'s' * (count > 1)}"
+
+
+def print_problems(groups: Iterable[Comparison]) -> None:
+    """Why cases did not run, each reason once, with the first group that has it."""
+    reasons: dict[str, str] = {}
+    for group in groups:
+        for case in (group.ours, group.limit, *group.peers.values()):
+            if case.problem:
+                reasons.setdefault(f"{case.label}: {case.problem}", group.title)
+    for reason, title in reasons.items():
+        print(f"\nno: {reason} ({title})")
+
+
 @dataclass(frozen=True)
 class Missing:
     """A library that cannot be imported, or an attribute of it: cases that name it say so instead of running."""
