@@ -189,11 +189,12 @@ int add_segments(const DotParams &of_segments, uintptr_t stream) {
   return launch_dot(kKernel_dot_segments, p, stream);
 }
 
-// Of a warp for a short line: as many as load some vectors or steps each, so that others have lines of their own.
+// Of a warp for a short line: as many as load some vectors or steps each, or, where elements go one by one, an element,
+// so that others have lines of their own.
 int count_lanes(const DotParams &p, DeviceKernel kernel) {
   constexpr int kAtOnce = 4;
   const bool are_vectors = kernel.operation == kDotVectors || kernel.operation == kDotBlocks;
-  const int64_t of_lane = kAtOnce * (are_vectors ? 128 / p.a.bits : kStep);
+  const int64_t of_lane = kernel == kKernel_dot_any ? 1 : kAtOnce * (are_vectors ? 128 / p.a.bits : kStep);
   int lanes = 1;
   while (lanes < kWarpSize && lanes * of_lane < p.length) lanes *= 2;
   return lanes;
