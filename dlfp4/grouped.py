@@ -152,19 +152,23 @@ def grouped_matmul(
 
 def run_on_host(problem: Problem, routing: Routing, out: Tensor) -> None:
     """By dlfp4_host_grouped_matmul."""
-    ends, places, factors, _ = routing
+    offsets, indices, weights, _ = routing
     rounds = problem.activation == "int8"
-    _multiply_groups_on_host(problem.a, problem.b, ends, places, factors, out, problem.alpha, rounds, routing.gathers)
+    _multiply_groups_on_host(
+        problem.a, problem.b, offsets, indices, weights, out, problem.alpha, rounds, routing.gathers
+    )
 
 
 def run_on_cuda(problem: Problem, routing: Routing, out: Tensor) -> None:
-    """By dlfp4_cuda_grouped_matmul, of what refuses_on_cuda lets through."""
+    """By dlfp4_cuda_grouped_matmul, or ..._bytes for FP8 by FP8, of what refuses_on_cuda lets through."""
     w: Any = problem.b
-    ends, places, weights, _ = routing
+    offsets, indices, weights, _ = routing
     x, factor = problem.a, None
     if w.scale_layout == "prepared":
         x, factor = cuda.values_of(x, cuda.types_of(problem)[0], problem.stream)
-    _multiply_groups_on_cuda(x, w, ends, places, weights, out, problem.alpha, factor, routing.gathers, problem.stream)
+    _multiply_groups_on_cuda(
+        x, w, offsets, indices, weights, out, problem.alpha, factor, routing.gathers, problem.stream
+    )
 
 
 # ---- Operands

@@ -297,6 +297,9 @@ class translated:  # noqa: N801
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and isinstance(error, (BufferError, *self.errors)):
+            from dlfp4._core import _secure
+
+            _secure(self.tensor)  # memory that its lender has no more is no framework's refusal
             raise RefusedError(self.framework, self.tensor, first_line(error), bytes_remedy(self.tensor)) from error
 
 

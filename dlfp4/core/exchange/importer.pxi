@@ -393,7 +393,7 @@ cdef object as_numbers(x):
         raise TypeError(f"this {type(x).__name__} is not an array: expected numbers in rows of equal length "
                         f"({str(error).partition('. ')[0]})") from None
     if is_strange(numbers.dtype):
-        strange = next(each for each in np.asarray(x, object).flat if is_strange(np.asarray(each).dtype))
+        strange = next(each for each in np.asarray(x, object).reshape(-1) if is_strange(np.asarray(each).dtype))
         raise TypeError(f"this {type(x).__name__} has an element of type {type(strange).__name__}; expected numbers, "
                         f"integers of at most 64 bits")
     return numbers

@@ -24,18 +24,19 @@ def _multiply_groups_on_host(a, w, Tensor offsets, Tensor indices, Tensor weight
     cdef GroupedProduct call
     cdef object left = plain_on(a, &ON_HOST), right = plain_on(w, &ON_HOST)
     cdef int64_t rows = a.shape[0] if indices is None else indices.dl.shape[0]
-    cdef Tensor ends = read_numbers(offsets), places = None, factors = None
+    offsets = read_numbers(offsets)
     fill_grouped(&of_a, &of_w, &matrix, left, right, result)
-    call.groups = dlfp4_groups(rows, of_w.shape[0], of_w.strides[0], <const int64_t *> ends.dl.data, NULL, NULL, NULL)
+    call.groups = dlfp4_groups(rows, of_w.shape[0], of_w.strides[0], <const int64_t *> offsets.dl.data, NULL, NULL,
+                               NULL)
     check_ends(&call.groups)
     if indices is not None:
-        places = read_numbers(indices)
-        check_places(&call.groups, places, a.shape[0] if gathers else matrix.rows)
-        call.groups.gather = <const int64_t *> places.dl.data if gathers else NULL
+        indices = read_numbers(indices)
+        check_indices(&call.groups, indices, a.shape[0] if gathers else matrix.rows)
+        call.groups.gather = <const int64_t *> indices.dl.data if gathers else NULL
     if weights is not None:
-        factors = duplicate(weights)
-        call.groups.scatter = <const int64_t *> places.dl.data
-        call.groups.weights = <const float *> factors.dl.data
+        weights = duplicate(weights)
+        call.groups.scatter = <const int64_t *> indices.dl.data
+        call.groups.weights = <const float *> weights.dl.data
     fill_product_options(&options, alpha, rounds)
     call.product = MatrixProduct(&of_a.lines, &of_w.lines, of_a.length, &matrix, &options, NULL)
     run_grouped(&call)
@@ -89,13 +90,13 @@ cdef int check_ends(const dlfp4_groups *groups) except -1:
     return 0
 
 
-cdef int check_places(const dlfp4_groups *groups, Tensor indices, int64_t count) except -1:
+cdef int check_indices(const dlfp4_groups *groups, Tensor indices, int64_t count) except -1:
     """Whether the indices of experts' rows are of `count` rows; those beyond the last end are not read."""
-    cdef const int64_t *places = <const int64_t *> indices.dl.data
+    cdef const int64_t *numbers = <const int64_t *> indices.dl.data
     cdef int64_t routed = groups.ends[groups.experts - 1] if groups.experts else 0, k
     for k in range(routed):
-        if not 0 <= places[k] < count:
-            raise ValueError(f"indices[{k}] is {places[k]}, and there are {count} tokens: expected numbers of tokens, "
+        if not 0 <= numbers[k] < count:
+            raise ValueError(f"indices[{k}] is {numbers[k]}, and there are {count} tokens: expected numbers of tokens, "
                              f"counted from 0")
     return 0
 

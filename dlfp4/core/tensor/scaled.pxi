@@ -5,7 +5,7 @@ _Parts.__doc__ = """The arrays of a :class:`ScaledTensor` in one library: data, 
 
 _IntegerParts = collections.namedtuple("_IntegerParts", "data scales global_scale zero_points biases",
                                        module="dlfp4._core")
-_IntegerParts.__doc__ = """The same of int4 and uint4: global_scale is None, and at least one of the others."""
+_IntegerParts.__doc__ = """The same of int4 and uint4: global_scale is None, at most one of the last two is there."""
 
 
 cdef struct Prepared:      # of a tensor in the layout "prepared": see prepared.pxi
