@@ -138,7 +138,7 @@ def test_memory_that_the_lender_gave_away_is_no_refusal(take):
     source = framework("torch").arange(8.0)
     tensor = dlfp4.from_dlpack(source)
     source.set_(framework("torch").zeros(3))
-    with pytest.raises(BufferError, match="what it shared is gone; import it again$") as caught:
+    with pytest.raises(BufferError, match=r"what it shared is gone; import it again$") as caught:
         getattr(tensor, take)()
     assert type(caught.value) is BufferError
 
