@@ -238,8 +238,8 @@ class RefusedError(BufferError):
 
     Raised by ``to_torch``, ``to_jax``, ``to_cupy`` and ``to_like``. ``torch.from_dlpack`` of a Tensor raises it for FP4
     without pairs, and for strides that PyTorch does not take. Elements of which a library has no type, its own
-    ``from_dlpack`` refuses: PyTorch's by a plain BufferError, NumPy's by RuntimeError, JAX's by
-    ``jax.errors.JaxRuntimeError``.
+    ``from_dlpack`` refuses: PyTorch's by a plain BufferError, NumPy's by RuntimeError, in
+    newer versions BufferError, JAX's by ``jax.errors.JaxRuntimeError``.
 
     Parameters
     ----------
@@ -297,9 +297,6 @@ class translated:  # noqa: N801
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and isinstance(error, (BufferError, *self.errors)):
-            from dlfp4._core import _secure
-
-            _secure(self.tensor)  # memory that its lender has no more is no framework's refusal
             raise RefusedError(self.framework, self.tensor, first_line(error), bytes_remedy(self.tensor)) from error
 
 

@@ -252,11 +252,6 @@ cdef inline int secure(Tensor self) except -1:
     return secure_loan(self) if self.owner_kind == OWNER_LOAN else 0
 
 
-def _secure(Tensor self):
-    """The same for dlfp4's Python files."""
-    secure(self)
-
-
 cdef int secure_loan(Tensor self) except -1:
     """Check that the lender still has the memory that this view describes, and retain its storage.
 
