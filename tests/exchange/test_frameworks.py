@@ -680,7 +680,7 @@ def test_who_refuses_elements_without_a_type(name):
 
 def test_numpy_and_jax_refuse_elements_without_a_type():
     jax = pytest.importorskip("jax")
-    with pytest.raises((RuntimeError, BufferError)):  # the second since newer versions
+    with pytest.raises((RuntimeError, BufferError)):  # newer versions raise the second
         np.from_dlpack(dlfp4.empty((4, 64), "float6_e2m3fn"))
     with pytest.raises(jax.errors.JaxRuntimeError):
         jax.dlpack.from_dlpack(dlfp4.empty((4, 64), "float6_e2m3fn"))
